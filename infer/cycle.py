@@ -5,16 +5,17 @@
     python -m infer.cycle --temperature 1
 
 The parts are the plain step and the whole cycle; drafting, the target's pass over the tree, the head's update and the
-commit; above temperature 0 the walk down the tree and the noise of one draw. Every part runs alone, many times inside
-one compiled loop, so that no host time counts. The parts take turns, and the median counts. They are compiled apart and
-need not add up. The program prints a table and, last, one JSON object.
+commit; above temperature 0 the walk down the tree and the noise of one draw; cycles of smaller trees, without drafting.
+`cycle_cost` in the JSON object is what `generate` takes: `core.CycleCost(**cycle_cost)`. Every part runs alone, many
+times inside one compiled loop, so that no host time counts. The parts take turns, and the median counts. They are
+compiled apart and need not add up. The program prints a table and, last, one JSON object.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -30,8 +31,9 @@ from eagle_jax.core.verify import deterministic
 from eagle_jax.runtime.compilation import machine, use_compilation_cache
 from eagle_jax.runtime.generation import prefill_program, request_of
 from infer.common.methods import Loader, Places, check_methods, load_pair
-from infer.common.programs import at_least_one, run
+from infer.common.programs import at_least_one, listed, run
 from infer.common.timing import Part, time_interleaved
+from infer.tuning.prediction import blank
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Args(Places):
     context: int = 128  # tokens in the cache
     batch: int = 1  # rows
     temperature: float = 0.0  # of the walk and the draws
+    rows: str = "8,16,32"  # sizes of smaller trees, the root included, for cycle_cost; those below the tree's count
     turns: int = 16  # cycles per measurement
     repeats: int = 9  # measurements, of which the median counts
 
@@ -49,6 +52,7 @@ class Args(Places):
 def main(args: Args) -> dict[str, Any]:
     """Measures and prints the parts; returns the last line."""
     at_least_one(args, "context", "batch", "turns", "repeats")
+    sizes = listed(args, "rows", int, 2)
     check_methods([args.method], args)
     use_compilation_cache()
     target, _ = load_pair(args)
@@ -56,26 +60,40 @@ def main(args: Args) -> dict[str, Any]:
     if not isinstance(head, eagle_jax.DraftHead):
         raise ValueError(f"--method must be an EAGLE head, got {args.method}. Give hass, eagle1, eagle2 or eagle3.")
 
-    calls = {name: part.repeat(args.turns) for name, part in parts(target, head, args).items()}
+    rows = head.tree.num_nodes + 1
+    sizes = sorted({*(size for size in sizes if size < rows), rows})
+    calls = {name: part.repeat(args.turns) for name, part in parts(target, head, sizes, args).items()}
     for call in calls.values():
         call()  # compiles
     seconds = time_interleaved(calls, args.repeats)
     times = {name: round(1000 * value / args.turns, 4) for name, value in seconds.items()}
     even = times["cycle"] / times["plain step"]
-    rows, names = head.tree.num_nodes + 1, f"{target.name} with {head.name}"
+    names = f"{target.name} with {head.name}"
+    drafting = max(times["cycle"] - times[f"cycle of {rows} rows"], 0.0)  # and the walk
+    passes = [times[f"cycle of {size} rows"] for size in sizes]
+    cost = {
+        "rows": [1, *sizes],
+        "passes": [1.0, *(round(value / times["plain step"], 3) for value in passes)],
+        "level": round(drafting / head.tree.depth / times["plain step"], 4),
+    }
     print(f"One cycle of {names}: {rows} rows, {args.batch} x {args.context} tokens in the cache\n")
     print("| part | ms | of a plain step |\n|---|---:|---:|")
     for name, value in times.items():
         print(f"| {name} | {value:.3f} | {value / times['plain step']:.2f} |")
     print(f"\nA cycle pays from a tau of {even:.2f}.\nMachine: {machine()}")
     settings = dataclasses.asdict(args)
-    report = {"ms": times, "break_even_tau": round(even, 3), "machine": machine(), "settings": settings}
+    report = {"ms": times, "break_even_tau": round(even, 3), "cycle_cost": cost}
+    report |= {"machine": machine(), "settings": settings}
     print(json.dumps(report))
     return report
 
 
-def parts(target: eagle_jax.Target, head: eagle_jax.DraftHead, args: Args) -> dict[str, Part]:
-    """Returns the parts of a cycle, in the state after a prompt of `args.context` random tokens."""
+def parts(target: eagle_jax.Target, head: eagle_jax.DraftHead, sizes: Sequence[int], args: Args) -> dict[str, Part]:
+    """Returns the parts of a cycle, in the state after a prompt of `args.context` random tokens.
+
+    Args:
+      sizes: rows of trees whose cycles are measured without drafting.
+    """
     budget = args.turns * (head.tree.depth + 1) + 1
     longest = target.config.max_position - budget
     if args.context > longest:
@@ -83,7 +101,7 @@ def parts(target: eagle_jax.Target, head: eagle_jax.DraftHead, args: Args) -> di
     prompts = jax.random.randint(jax.random.key(0), (args.batch, args.context), 0, target.config.vocab_size).tolist()
     sampling = make_sampling(args.temperature)
 
-    def start(drafter: eagle_jax.DraftHead | None) -> tuple[Params, GenerateState, Engine]:
+    def start(drafter: eagle_jax.BoundDrafter | None) -> tuple[Params, GenerateState, Engine]:
         request = request_of(
             target, drafter, prompts, max_new_tokens=budget, temperature=args.temperature, eos_ids=(), key=0
         )
@@ -134,6 +152,11 @@ def parts(target: eagle_jax.Target, head: eagle_jax.DraftHead, args: Args) -> di
         "walk with draws": Part(walk, params, state.num_tokens),
         "noise of one draw": Part(draw_noise, params, state.num_tokens),
     }
+    rows_params, rows_state, rows_engine = start(eagle_jax.BoundDrafter.bind(blank(2), target))
+    undrafted = {
+        f"cycle of {size} rows": Part(cycle(rows_engine._replace(drafter=blank(size))), rows_params, rows_state)
+        for size in sizes
+    }
     return {
         "plain step": Part(cycle(plain_engine), plain_params, plain_state),
         "cycle": Part(cycle(engine), params, state),
@@ -144,6 +167,7 @@ def parts(target: eagle_jax.Target, head: eagle_jax.DraftHead, args: Args) -> di
             lambda _, cache: commit(cache, out.new, one, path, windows=target.fn.windows), params, state.cache
         ),
         **({} if sampling.greedy else draws),
+        **undrafted,
     }
 
 

@@ -1,4 +1,8 @@
-"""Runs plain steps in place of drafted cycles while these cost more than they yield; the text does not depend on it.
+"""Chooses how many drafted nodes are verified, and when plain steps pay better; the text does not depend on it.
+
+The scores of the nodes say how many tokens a tree of the best n would yield, and a measured or modelled cost what they
+would cost: the best ratio is chosen, for the whole batch. Scores of a head that is too sure of itself are corrected by
+what its nodes yielded before.
 
 Cycles are tried in windows. If a window emits fewer tokens per row than a cycle costs in plain steps, bursts of plain
 steps follow, four times as many after each failed window in a row. The drafter reads a burst's tokens at its end, all
@@ -11,8 +15,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+import numpy as np
+from jaxtyping import Array, Float, Int, Shaped
 
+from eagle_jax.core.tree import ancestor_mask, node_depths
 from eagle_jax.core.types import (
     Drafter,
     DraftTree,
@@ -21,6 +27,7 @@ from eagle_jax.core.types import (
     Params,
     RowRandomness,
     Sampling,
+    StepInfo,
     Verified,
     empty_tree,
 )
@@ -29,6 +36,8 @@ BURST = 32
 """Plain steps between two looks at the rows."""
 WINDOW, MEMORY = 4, 16
 """Cycles before the first judgement, and about how many are remembered."""
+PRIOR = 2.0
+"""Drafted tokens for which scores are trusted before any was verified."""
 GROWTH, LONGEST = 4, 64
 """Factor of the number of bursts after another failed window, and its limit."""
 
@@ -37,13 +46,18 @@ class Progress(NamedTuple):
     """Holds the state of a run and what its drafts have yielded.
 
     Attributes:
-      emitted, cycles: tokens per running row in the remembered cycles, and their number.
+      emitted, spent, cycles: tokens per running row in the remembered cycles, their cost in plain steps, their number.
+      hoped, kept: drafted tokens per running row, by the scores of the verified nodes and in truth; recent ones weigh
+        more.
       wait: bursts before the next drafted cycle. pause: bursts after the next failed window.
     """
 
     state: GenerateState
     emitted: Float[Array, ""]
+    spent: Float[Array, ""]
     cycles: Float[Array, ""]
+    hoped: Float[Array, ""]
+    kept: Float[Array, ""]
     wait: Int[Array, ""]
     pause: Int[Array, ""]
 
@@ -53,21 +67,59 @@ def longest_update(engine: Engine) -> int:
     return engine.drafter.depth if engine.cycle_cost is None else max(engine.drafter.depth, BURST)
 
 
+class Choice(NamedTuple):
+    """Holds the chosen rung, the cost of the cycle in plain steps, and the drafted tokens its scores promise a row."""
+
+    rung: Int[Array, ""]
+    cost: Float[Array, ""]
+    hoped: Float[Array, ""]
+
+
 def start(state: GenerateState) -> Progress:
     """Returns the progress of a run after its prefill."""
-    return Progress(state, jnp.float32(0), jnp.float32(0), jnp.int32(0), jnp.int32(1))
+    zero = jnp.float32(0)
+    return Progress(state, zero, zero, zero, zero, zero, jnp.int32(0), jnp.int32(1))
 
 
-def judge(progress: Progress, state: GenerateState, emitted: Int[Array, " B"], cost: float) -> Progress:
-    """Returns the progress after a drafted cycle that led to `state`; `cost` is that of a cycle in plain steps."""
-    rows = jnp.maximum(jnp.sum(~progress.state.done), 1)
-    total, cycles = progress.emitted + jnp.sum(emitted) / rows, progress.cycles + 1
-    fails = (cycles >= WINDOW) & (total < cost * cycles)
+def choose(
+    progress: Progress, tree: DraftTree, level: float, rungs: tuple[tuple[int, float], ...], depth: int
+) -> Choice:
+    """Chooses the number of rows with the most expected tokens per cost of the cycle.
+
+    Args:
+      tree: the best nodes first, if there are several rungs. level: cost of a drafted level.
+      rungs: rows, and the cost of verifying them.
+    """
+    levels = jnp.max(node_depths(ancestor_mask(tree.parents, depth)))
+    costs = level * levels + jnp.array([cost for _, cost in rungs], jnp.float32)
+    promised = jnp.cumsum(jnp.exp(tree.scores), axis=1)[:, np.array([rows - 1 for rows, _ in rungs])] - 1
+    hoped = _mean(promised, progress.state)
+    trust = (progress.kept + PRIOR) / (progress.hoped + PRIOR)
+    rung = jnp.argmax((1 + trust * hoped) / costs).astype(jnp.int32)
+    return Choice(rung, costs[rung], hoped[rung])
+
+
+def judge(progress: Progress, state: GenerateState, info: StepInfo, choice: Choice) -> Progress:
+    """Returns the progress after a drafted cycle that led to `state`."""
+    total, cycles = progress.emitted + _mean(info.emitted, progress.state), progress.cycles + 1
+    spent = progress.spent + choice.cost
+    fails = (cycles >= WINDOW) & (total < spent)
     trusted = cycles >= MEMORY
     keep = jnp.where(fails, 0.0, jnp.where(trusted, 0.5, 1.0))
     longer = jnp.minimum(progress.pause * GROWTH, LONGEST)
     pause = jnp.where(fails, longer, jnp.where(trusted, 1, progress.pause))
-    return Progress(state, total * keep, cycles * keep, jnp.where(fails, progress.pause, 0), pause)
+    fade = 1 - 1 / MEMORY
+    return Progress(
+        state, total * keep, spent * keep, cycles * keep, fade * progress.hoped + choice.hoped,
+        fade * progress.kept + _mean(info.acceptance.count, progress.state),
+        jnp.where(fails, progress.pause, 0), pause,
+    )  # fmt: skip
+
+
+def _mean(rows: Shaped[Array, "B *n"], state: GenerateState) -> Float[Array, "*n"]:
+    """Returns the mean over the running rows."""
+    running = jnp.expand_dims(~state.done, range(1, rows.ndim))
+    return jnp.sum(jnp.where(running, rows, 0), axis=0) / jnp.maximum(jnp.sum(~state.done), 1)
 
 
 def recorder(engine: Engine) -> Drafter:

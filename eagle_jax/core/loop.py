@@ -7,25 +7,25 @@ wrapper.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.core import adaptive
 from eagle_jax.core.adaptive import Progress
 from eagle_jax.core.cache import commit
+from eagle_jax.core.checked import check_arguments, draft_checked, update_checked
 from eagle_jax.core.randomness import threefry_keys
 from eagle_jax.core.sampling import draw, log_prob
-from eagle_jax.core.tree import ancestor_mask, node_depths
+from eagle_jax.core.tree import ancestor_mask, by_score, node_depths
 from eagle_jax.core.types import (
     FINITE,
     Acceptance,
     Batch,
-    Drafter,
+    CycleCost,
     DraftTree,
     Engine,
     GenerateState,
@@ -35,10 +35,28 @@ from eagle_jax.core.types import (
     Sampling,
     Sizes,
     StepInfo,
-    TargetFn,
+    TargetOutput,
     Verified,
 )
-from eagle_jax.core.verify import deterministic
+from eagle_jax.core.verify import VerifyFn, deterministic
+
+
+class Checked(NamedTuple):
+    """What the target found in a tree of any size; path as in `Acceptance`.
+
+    Attributes:
+      on_path: [B, D+1] int32, tokens of the path. tokens: [B, D+1] int32, the target's token after each of them.
+      num_finite: [B] int32, tokens before the first visited node without finite logits; D + 2 without such a node.
+      out: the target's results on the path. log_probs: [B, D+1] float32, of `tokens`. choices: as in `Verified`.
+    """
+
+    acceptance: Acceptance
+    on_path: Int[Array, "B D1"]
+    tokens: Int[Array, "B D1"]
+    num_finite: Int[Array, " B"]
+    out: TargetOutput
+    log_probs: Float[Array, "B D1"] | None
+    choices: Int[Array, "B N1"] | None
 
 
 def required_slots(prompt_width: int, max_tokens: int, depth: int, chunk: int) -> int:
@@ -56,7 +74,7 @@ def prefill(params: Params, batch: Batch, sampling: Sampling, engine: Engine, si
       ValueError: an argument has another type or shape, the chunk does not divide P, the slots are too few, or the
         drafter's `update` returns a state of another structure, shape or dtype.
     """
-    _check(params, batch, sampling, engine, sizes)
+    check_arguments(params, batch, sampling, engine, sizes)
     rows, width = batch.prompts.shape
     needed = required_slots(width, sizes.max_tokens, adaptive.longest_update(engine), sizes.chunk)
     slots = needed if sizes.slots is None else sizes.slots
@@ -98,7 +116,7 @@ def extend(
         # A row's last prompt position has no next token yet: the update after the loop adds this position.
         pairs = jnp.clip(lengths - 1 - start, 0, chunk)
         verified = Verified(tokens, next_tokens, out.features, base + start, pairs)
-        state = _update(drafter, params, state, verified)
+        state = update_checked(drafter, params, state, verified)
         cache = commit(cache, out.new, jnp.clip(lengths - start, 0, chunk), result=out.hidden, windows=target.windows)
         is_here = (lengths - 1 >= start) & (lengths - 1 < start + chunk)
         row = jnp.clip(lengths - 1 - start, 0, chunk - 1)
@@ -115,7 +133,7 @@ def extend(
         root = jax.vmap(lambda row, key, index: draw(row, key, index, sampling))(logits, keys, zero)
         last_tokens = _take(prompts[..., None], lengths - 1)
         verified = Verified(last_tokens, root[:, None], feature[:, None], base + lengths - 1, jnp.ones_like(lengths))
-        state = _update(drafter, params, state, verified)
+        state = update_checked(drafter, params, state, verified)
     tokens = jnp.zeros((rows, sizes.max_tokens + drafter.depth + 1), jnp.int32).at[:, 0].set(root)
     log_probs = None
     if engine.log_probs is not None:
@@ -151,48 +169,65 @@ def step(params: Params, state: GenerateState, sampling: Sampling, engine: Engin
       ValueError: only one of this engine and the engine of `prefill` keeps log-probabilities; the drafter's tree does
         not have `num_nodes` nodes; or `draft` or `update` returns another state, as in `prefill`.
     """
-    target, drafter = engine.target, engine.drafter
+    drafter = engine.drafter
     if (engine.log_probs is None) != (state.log_probs is None):
         raise ValueError(
             f"engine.log_probs must be the same in prefill and step, got {engine.log_probs!r} in step. Pass one engine."
         )
-    verify = engine.verify or drafter.verify or deterministic
-    cache, depth = state.cache, drafter.depth
     randomness = RowRandomness(state.keys, state.num_tokens)
-    tree, drafter_state = _draft(drafter, params, state, randomness, sampling)
+    tree, drafter_state = draft_checked(drafter, params, state, randomness, sampling)
+    checked = _verify(params, state, tree, sampling, engine)
+    return _commit(params, state._replace(drafter=drafter_state), tree, checked, engine)
+
+
+def _verify(params: Params, state: GenerateState, tree: DraftTree, sampling: Sampling, engine: Engine) -> Checked:
+    """Runs the target over the tree, walks it, and returns what happened on the accepted path."""
+    target, drafter, depth = engine.target, engine.drafter, engine.drafter.depth
     with jax.named_scope("verify"):
         mask = ancestor_mask(tree.parents, depth)
-        positions = cache.length[:, None] + node_depths(mask)
-        out = target.forward(params["target"], tree.tokens, positions, mask, cache, drafter.taps)
+        positions = state.cache.length[:, None] + node_depths(mask)
+        out = target.forward(params["target"], tree.tokens, positions, mask, state.cache, drafter.taps)
         logits = target.logits(params["target"], out.hidden)
         finite = _has_finite_maximum(logits)
-        acceptance = verify(tree, logits, state.keys, state.num_tokens, sampling, depth)
+        acceptance = rule_of(engine)(tree, logits, state.keys, state.num_tokens, sampling, depth)
         choices = jnp.argmax(logits, axis=-1).astype(jnp.int32) if drafter.reads_choices else None
-
-    with jax.named_scope("commit"):
         path, count = acceptance.path, acceptance.count
         on_path = jnp.take_along_axis(tree.tokens, path, axis=1)
-        steps = jnp.arange(depth + 1)[None]
         shifted = jnp.concatenate([on_path[:, 1:], on_path[:, :1]], axis=1)
-        tokens = jnp.where(steps < count[:, None], shifted, acceptance.next_token[:, None])
-        num_finite = _tokens_before_fault(finite, acceptance)
-        emitted = _count_emitted(tokens, jnp.minimum(count + 1, num_finite), state)
-        features = jnp.take_along_axis(out.features, path[:, :, None], axis=1)
-        verified = Verified(on_path, tokens, features, cache.length, emitted, choices)
-        drafter_state = _update(drafter, params, drafter_state, verified)
-        last = jnp.take_along_axis(tokens, jnp.maximum(emitted - 1, 0)[:, None], axis=1)[:, 0]
-        log_probs = all_log_probs = None
-        if engine.log_probs is not None and state.log_probs is not None:
+        tokens = jnp.where(jnp.arange(depth + 1)[None] < count[:, None], shifted, acceptance.next_token[:, None])
+        log_probs = None
+        if engine.log_probs is not None:
             on_path_logits = jnp.take_along_axis(logits, path[:, :, None], axis=1)
             log_probs = log_prob(on_path_logits, tokens, engine.log_probs, sampling)
-            all_log_probs = _append(state.log_probs, log_probs, state.num_tokens)
+        pick = lambda rows: jnp.take_along_axis(rows, path[:, :, None], axis=1)  # noqa: E731
+        new = jax.tree.map(lambda rows: jnp.take_along_axis(rows, path[:, None, :, None], axis=2), out.new)
+        num_finite = _tokens_before_fault(finite, acceptance)
+        accepted_out = TargetOutput(pick(out.hidden), pick(out.features), new)
+        return Checked(acceptance, on_path, tokens, num_finite, accepted_out, log_probs, choices)
+
+
+def _commit(
+    params: Params, state: GenerateState, tree: DraftTree, checked: Checked, engine: Engine
+) -> tuple[GenerateState, StepInfo]:
+    """Commits the accepted path, and ends the rows that are done."""
+    target, cache, acceptance = engine.target, state.cache, checked.acceptance
+    with jax.named_scope("commit"):
+        tokens, count, out = checked.tokens, acceptance.count, checked.out
+        emitted = _count_emitted(tokens, jnp.minimum(count + 1, checked.num_finite), state)
+        verified = Verified(checked.on_path, tokens, out.features, cache.length, emitted, checked.choices)
+        drafter_state = update_checked(engine.drafter, params, state.drafter, verified)
+        last = jnp.take_along_axis(tokens, jnp.maximum(emitted - 1, 0)[:, None], axis=1)[:, 0]
+        log_probs = None
+        if checked.log_probs is not None and state.log_probs is not None:
+            log_probs = _append(state.log_probs, checked.log_probs, state.num_tokens)
         running, num_tokens = ~state.done, state.num_tokens + emitted
         ends = (emitted > 0) & _is_stop(last[:, None], state.eos_ids)[:, 0]
         stopped = running & (ends | (num_tokens >= state.budget))
-        failed = running & ~stopped & (emitted == num_finite)  # the next token would have no finite logits
+        failed = running & ~stopped & (emitted == checked.num_finite)  # the next token would have no finite logits
         has_nan_scores = running & jnp.any(jnp.isnan(tree.scores), axis=1) & (state.bad_drafts == FINITE)
+        at_count = jnp.arange(tokens.shape[1])[None] == count[:, None]
         new_state = GenerateState(
-            cache=commit(cache, out.new, emitted, path, out.hidden, target.windows),
+            cache=commit(cache, out.new, emitted, result=out.hidden, windows=target.windows),
             drafter=drafter_state,
             root=jnp.where(emitted > 0, last, state.root),
             tokens=_append(state.tokens, tokens, state.num_tokens),
@@ -201,19 +236,43 @@ def step(params: Params, state: GenerateState, sampling: Sampling, engine: Engin
             eos_ids=state.eos_ids,
             done=state.done | stopped | failed,
             cycles=state.cycles + running.astype(jnp.int32),
-            accepted=state.accepted + ((steps == count[:, None]) & running[:, None]).astype(jnp.int32),
+            accepted=state.accepted + (at_count & running[:, None]).astype(jnp.int32),
             keys=state.keys,
             not_finite=jnp.where(failed, num_tokens, state.not_finite),
             bad_drafts=jnp.where(has_nan_scores, state.num_tokens, state.bad_drafts),
-            log_probs=all_log_probs,
+            log_probs=log_probs,
         )
-    return new_state, StepInfo(tree, acceptance, tokens, emitted, log_probs)
+    return new_state, StepInfo(tree, acceptance, tokens, emitted, checked.log_probs)
+
+
+def _adaptive_cycle(
+    params: Params, progress: Progress, sampling: Sampling, engine: Engine, cost: CycleCost
+) -> Progress:
+    """Runs a cycle that verifies as many of the best drafted nodes as pay."""
+    state, cheaper = progress.state, engine.drafter.with_level_cost
+    drafter = engine.drafter if cheaper is None else cheaper(cost.level)
+    randomness = RowRandomness(state.keys, state.num_tokens)
+    tree, drafter_state = draft_checked(drafter, params, state, randomness, sampling)
+    # Another rule than `deterministic` would be biased by a choice among sampled drafts.
+    rungs = cost.rungs(drafter.num_nodes + 1, all_sizes=rule_of(engine) is deterministic)
+    tree = by_score(tree, drafter.depth) if len(rungs) > 1 else tree
+    choice = adaptive.choose(progress, tree, cost.level, rungs, drafter.depth)
+
+    def verify_best(rows: int) -> Checked:
+        return _verify(params, state, jax.tree.map(lambda column: column[:, :rows], tree), sampling, engine)
+
+    # Branches only read the caches, which are written below: nothing is copied.
+    branches = [functools.partial(verify_best, rows) for rows, _ in rungs]
+    checked = jax.lax.switch(choice.rung, branches) if len(rungs) > 1 else branches[0]()
+    after, info = _commit(params, state._replace(drafter=drafter_state), tree, checked, engine)
+    return adaptive.judge(progress, after, info, choice)
 
 
 def generate(params: Params, batch: Batch, sampling: Sampling, engine: Engine, sizes: Sizes) -> GenerateState:
     """Runs `prefill`, then `step` in a `lax.while_loop` until every row is done: one program.
 
-    With `engine.cycle_cost` plain steps take the place of drafted cycles while these do not pay.
+    With `engine.cycle_cost` a cycle verifies as many of the drafted nodes as pay, and plain steps take the place of
+    drafted cycles while these do not pay.
 
     Returns:
       the last state; `emitted_tokens` and `emitted_log_probs` read it.
@@ -234,8 +293,7 @@ def generate(params: Params, batch: Batch, sampling: Sampling, engine: Engine, s
     cost = engine.cycle_cost
 
     def drafted(progress: Progress) -> Progress:
-        state, info = step(params, progress.state, sampling, engine)
-        return adaptive.judge(progress, state, info.emitted, cost)
+        return _adaptive_cycle(params, progress, sampling, engine, cost)
 
     def plain(progress: Progress) -> Progress:
         return progress._replace(state=_burst(params, progress.state, sampling, engine), wait=progress.wait - 1)
@@ -260,7 +318,7 @@ def _burst(params: Params, state: GenerateState, sampling: Sampling, engine: Eng
         (jnp.int32(0), begun),
     )
     return after._replace(
-        drafter=_update(engine.drafter, params, state.drafter, after.drafter),
+        drafter=update_checked(engine.drafter, params, state.drafter, after.drafter),
         accepted=state.accepted.at[:, 0].add(after.accepted[:, 0]),
     )
 
@@ -284,6 +342,11 @@ def emitted_log_probs(state: GenerateState) -> Float[Array, "B M"]:
 def _emitted(state: GenerateState, rows: Array) -> Array:
     width = rows.shape[1] - state.accepted.shape[1]
     return jnp.where(jnp.arange(width)[None] < state.num_tokens[:, None], rows[:, :width], 0)
+
+
+def rule_of(engine: Engine) -> VerifyFn:
+    """Returns the acceptance rule of an engine."""
+    return engine.verify or engine.drafter.verify or deterministic
 
 
 def _has_finite_maximum(logits: Float[Array, "*b V"]) -> Bool[Array, "*b"]:
@@ -318,76 +381,3 @@ def _append(rows: Array, new: Array, at: Int[Array, " B"]) -> Array:
 
 def _take(values: Array, row: Int[Array, " B"]) -> Array:
     return jnp.take_along_axis(values, row[:, None, None], axis=1)[:, 0]
-
-
-def _check(params: Params, batch: Batch, sampling: Any, engine: Engine, sizes: Sizes) -> None:
-    """Checks types and shapes, so that the error is not a tracing error."""
-    for name, value, kind, remedy in (
-        ("batch", batch, Batch, "eagle_jax.core.Batch(prompts, lengths, budget, eos_ids, keys)"),
-        ("engine", engine, Engine, "eagle_jax.core.Engine(target, drafter)"),
-        ("sizes", sizes, Sizes, "eagle_jax.core.Sizes(max_tokens, chunk)"),
-        ("engine.target", getattr(engine, "target", None), TargetFn, "target.fn"),
-        ("engine.drafter", getattr(engine, "drafter", None), Drafter, "drafter.drafter"),
-        ("sampling", sampling, Sampling, "eagle_jax.core.make_sampling(temperature)"),
-    ):
-        if not isinstance(value, kind):
-            raise ValueError(f"{name} must be a {kind.__name__}, got a {type(value).__name__}. Pass {remedy}.")
-    if not isinstance(params, Mapping) or not params.keys() >= {"target", "drafter"}:
-        found = sorted(params) if isinstance(params, Mapping) else f"a {type(params).__name__}"
-        raise ValueError(f'params must be {{"target": ..., "drafter": ...}}, got {found}. Pass the parameters of both.')
-    for name, value in batch._asdict().items():
-        axes = {"prompts": "B, P", "eos_ids": "B, E"}.get(name, "B")
-        is_array = isinstance(value, jax.Array | np.ndarray)
-        if not is_array or value.ndim != axes.count(",") + 1 or value.shape[0] != batch.prompts.shape[0]:
-            found = f"shape {list(value.shape)}" if is_array else f"a {type(value).__name__}"
-            raise ValueError(
-                f"batch.{name} must be an array [{axes}] with a row per prompt, got {found}. Pass such a JAX array."
-            )
-
-
-def _draft(
-    drafter: Drafter, params: Params, state: GenerateState, randomness: RowRandomness, sampling: Sampling
-) -> tuple[DraftTree, Any]:
-    """Returns the tree of `drafter.draft` and the drafter's next state; checks both while tracing.
-
-    Raises:
-      ValueError: the result is not (tree, state), the tree lacks nodes, or the state has another form.
-    """
-    result = drafter.draft(params, state.drafter, state.root, randomness, sampling)
-    if not (type(result) is tuple and len(result) == 2 and isinstance(result[0], DraftTree)):
-        kinds = [type(part).__name__ for part in result] if type(result) is tuple else [type(result).__name__]
-        raise ValueError(f"the drafter's draft must return (DraftTree, state), got {', '.join(kinds)}. Return both.")
-    tree, after = result
-    shape = (state.root.shape[0], drafter.num_nodes + 1)
-    for name in ("tokens", "parents"):
-        rows = getattr(tree, name)
-        if rows.shape != shape or not jnp.issubdtype(rows.dtype, jnp.integer):
-            raise ValueError(
-                f"{name} of the drafter's tree must be integers of shape {list(shape)} (the root and num_nodes), got "
-                f"{_form(rows)}. Return such an array."
-            )
-    return tree, _same_form(state.drafter, after, "draft")
-
-
-def _update(drafter: Drafter, params: Params, state: Any, verified: Verified) -> Any:
-    """Returns the drafter's state after `drafter.update` has read the confirmed tokens.
-
-    Raises:
-      ValueError: the state has another structure, shape or dtype than before.
-    """
-    return _same_form(state, drafter.update(params, state, verified), "update")
-
-
-def _same_form(before: Any, after: Any, function: str) -> Any:
-    """Returns `after`, checked to have the structure, shapes and dtypes of `before`."""
-    old, new = jax.tree.map(_form, before), jax.tree.map(_form, after)
-    structures: list[Any] = [jax.tree.structure(before), jax.tree.structure(after)]  # typed stubs have no ==
-    if structures[0] != structures[1] or old != new:
-        raise ValueError(
-            f"the drafter's {function} must return a state like {old}, got {new}. Keep structure, shapes and dtypes."
-        )
-    return after
-
-
-def _form(leaf: Any) -> str:
-    return f"{jnp.asarray(leaf).dtype}{list(jnp.shape(leaf))}"

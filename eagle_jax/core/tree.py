@@ -1,9 +1,11 @@
-"""Reads draft trees: ancestor mask, depths, children."""
+"""Reads draft trees: ancestor mask, depths, children, the best nodes."""
 
 from __future__ import annotations
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
+
+from eagle_jax.core.types import DraftTree
 
 
 def ancestor_mask(parents: Int[Array, "B T"], depth: int) -> Bool[Array, "B T T"]:
@@ -34,3 +36,25 @@ def children_with(
 ) -> Bool[Array, " T"]:
     """Returns which rows are children of one of `nodes` and carry `token`. A padded row is never a child."""
     return (parents >= 0) & nodes[jnp.maximum(parents, 0)] & (tokens == token)
+
+
+def by_score(tree: DraftTree, depth: int) -> DraftTree:
+    """Returns the tree with its nodes in the order of their scores, the best first.
+
+    A node counts at most what its ancestors count, and equal ones keep their order: parents precede children, so the
+    first rows are a tree of the best nodes.
+    """
+    above = jnp.where(ancestor_mask(tree.parents, depth), tree.scores[:, None, :], jnp.inf)
+    order = 1 + jnp.argsort(-jnp.min(above, axis=2)[:, 1:], axis=1, stable=True)
+    order = jnp.pad(order, ((0, 0), (1, 0)))
+    place = jnp.argsort(order, axis=1)
+    parents = jnp.take_along_axis(tree.parents, order, axis=1)
+    laws = tree.draft_log_probs
+    return DraftTree(
+        tokens=jnp.take_along_axis(tree.tokens, order, axis=1),
+        parents=jnp.where(
+            parents >= 0, jnp.take_along_axis(place, jnp.maximum(parents, 0), axis=1).astype(parents.dtype), parents
+        ),
+        scores=jnp.take_along_axis(tree.scores, order, axis=1),
+        draft_log_probs=None if laws is None else jnp.take_along_axis(laws, order[:, :, None], axis=1),
+    )

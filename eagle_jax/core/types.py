@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from eagle_jax.core.randomness import RowRandomness
@@ -175,6 +176,7 @@ class Drafter(NamedTuple):
       depth: D, drafted levels. num_nodes: N, drafted nodes.
       verify: the acceptance rule for its drafts (`verify.VerifyFn`); None is `verify.deterministic`.
       reads_choices: whether `update` reads the target's likeliest token after every row of the tree.
+      with_level_cost: `(cost) -> Drafter`, which drafts no further level whose tokens are worth fewer plain steps.
       rewind: `(state, length [B]) -> state`, the state when `length` tokens of the same text were confirmed. Without
         it, a session reads an edited text from its beginning.
     """
@@ -188,6 +190,7 @@ class Drafter(NamedTuple):
     verify: Callable[..., Acceptance] | None = None
     reads_choices: bool = False
     rewind: Callable[[Any, Array], Any] | None = None
+    with_level_cost: Callable[[float], Drafter] | None = None
 
 
 class Acceptance(NamedTuple):
@@ -260,6 +263,24 @@ class Batch(NamedTuple):
     keys: Key[Array, " B"]
 
 
+class CycleCost(NamedTuple):
+    """What the parts of a cycle cost, in plain steps of the same batch: hashable.
+
+    Attributes:
+      rows: sizes of verified trees, the root included, ascending. passes: cost of verifying so many rows per sequence.
+      level: cost of drafting a level, and of its part in updating the drafter.
+    """
+
+    rows: tuple[int, ...]
+    passes: tuple[float, ...]
+    level: float = 0.0
+
+    def rungs(self, most: int, all_sizes: bool = True) -> tuple[tuple[int, float], ...]:
+        """Returns sizes, and the costs of their passes, up to a tree of `most` rows; or this one alone."""
+        smaller = [(rows, cost) for rows, cost in zip(self.rows, self.passes, strict=True) if rows < most and all_sizes]
+        return *smaller, (most, float(np.interp(most, self.rows, self.passes)))
+
+
 class Engine(NamedTuple):
     """The functions of a cycle: hashable, a static argument under `jit`.
 
@@ -267,15 +288,15 @@ class Engine(NamedTuple):
       target, drafter: the functions of the model and of the drafting method.
       log_probs: keeps log-probabilities of emitted tokens under the "target" at temperature 1 or the sampled "law".
       verify: acceptance rule (`verify.VerifyFn`); None is the drafter's own.
-      cycle_cost: of a drafted cycle, in plain steps. `generate` then runs plain steps while cycles emit fewer tokens
-        than they cost; `step` does not read it.
+      cycle_cost: what the parts of a cycle cost. `generate` then verifies as many drafted nodes as pay, and runs plain
+        steps while cycles emit fewer tokens than they cost; `step` does not read it.
     """
 
     target: TargetFn
     drafter: Drafter
     log_probs: Literal["target", "law"] | None = None
     verify: Callable[..., Acceptance] | None = None
-    cycle_cost: float | None = None
+    cycle_cost: CycleCost | None = None
 
 
 class Sizes(NamedTuple):

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from eagle_jax.core.sampling import draw
-from eagle_jax.core.tree import children_with
-from eagle_jax.core.types import Acceptance, DraftTree, Sampling
+from eagle_jax.core.tree import ancestor_mask, children_with, node_depths
+from eagle_jax.core.types import ROOT, Acceptance, DraftTree, Sampling
 
 VerifyFn = Callable[..., Acceptance]
 """An acceptance rule: `(tree, logits [B, N+1, V], keys [B], index [B], sampling, depth) -> Acceptance`.
@@ -41,14 +41,32 @@ def deterministic(
       keys: one per row of the batch. index: [B] tokens generated so far; the draw for token i uses `fold_in(key, i)`.
       depth: D, longest path of the tree.
     """
+    if sampling.greedy:
+        return follow(tree, jnp.argmax(logits, axis=-1).astype(jnp.int32), depth)
 
     def row(tree: DraftTree, logits: Array, key: Key[Array, ""], index: Array) -> Acceptance:
-        if sampling.greedy:
-            choices = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-            return walk(tree, lambda node, step: choices[node], depth)
         return walk(tree, lambda node, step: draw(logits[node], key, index + step, sampling), depth)
 
     return jax.vmap(row)(tree, logits, keys, index)
+
+
+def follow(tree: DraftTree, choices: Int[Array, "B N1"], depth: int) -> Acceptance:
+    """Returns what `walk` returns if the target's token after every node is known, without its loop.
+
+    Args:
+      choices: the target's tokens after all rows of the tree.
+    """
+    is_root = tree.parents == ROOT
+    above = jnp.take_along_axis(choices, jnp.maximum(tree.parents, 0), axis=1)
+    follows = is_root | ((tree.parents >= 0) & (tree.tokens == above))
+    mask = ancestor_mask(tree.parents, depth)
+    accepted = jnp.all(follows[:, None, :] | ~mask, axis=2)
+    depths = node_depths(mask)
+    count = jnp.minimum(jnp.max(jnp.where(accepted, depths, 0), axis=1), depth)
+    steps = jnp.minimum(jnp.arange(depth + 1)[None], count[:, None])
+    path = jnp.argmax(accepted[:, None, :] & (depths[:, None, :] == steps[:, :, None]), axis=2).astype(jnp.int32)
+    last = jnp.take_along_axis(path, count[:, None], axis=1)
+    return Acceptance(path, count, jnp.take_along_axis(choices, last, axis=1)[:, 0])
 
 
 def walk(tree: DraftTree, choose: Callable[[Array, Array], Array], depth: int) -> Acceptance:

@@ -137,16 +137,19 @@ def tree_drafter(
     """
 
     def draft(
-        params: Params, state: DraftState, root: Array, randomness: RowRandomness, sampling: Sampling
-    ) -> tuple[DraftTree, DraftState]:
+        params: Params, state: DraftState, root: Array, randomness: RowRandomness, sampling: Sampling,
+        level_cost: float = 0.0,
+    ) -> tuple[DraftTree, DraftState]:  # fmt: skip
         with jax.named_scope("draft"):
-            return grow(expander(params, state, root), tree, root, randomness, sampling), state
+            return grow(expander(params, state, root), tree, root, randomness, sampling, level_cost), state
 
     def rewind(state: DraftState, length: Array) -> DraftState:
         return state._replace(cache=state.cache._replace(length=length + ahead))
 
-    rule = RULES[tree.verification]
-    return Drafter(init, draft, update, taps, tree.depth, tree.num_nodes, rule, rewind=None if any(windows) else rewind)
+    rule, back = RULES[tree.verification], None if any(windows) else rewind
+    drafter = Drafter(init, draft, update, taps, tree.depth, tree.num_nodes, rule, rewind=back)
+    frugal = lambda cost: drafter._replace(draft=functools.partial(draft, level_cost=cost))  # noqa: E731
+    return drafter._replace(with_level_cost=frugal)
 
 
 def read_confirmed(
@@ -180,16 +183,21 @@ def blank_entries(cache: KVCache, entries: int) -> NewKV:
 
 
 def grow(
-    model: Expander, tree: TreeConfig, root: Int[Array, " B"], randomness: RowRandomness, sampling: Sampling
-) -> DraftTree:
-    """Grows one draft tree per row, in the shape of `tree`."""
+    model: Expander, tree: TreeConfig, root: Int[Array, " B"], randomness: RowRandomness, sampling: Sampling,
+    level_cost: float = 0.0,
+) -> DraftTree:  # fmt: skip
+    """Grows one draft tree per row, in the shape of `tree`.
+
+    Args:
+      level_cost: a dynamic tree gets no further level whose tokens are worth less, in plain steps.
+    """
     sampled = tree.verification != "deterministic" and not sampling.greedy
     if sampled:
         propose = functools.partial(_draw_children, model, randomness, sampling)
     else:
         propose = functools.partial(_best_children, model, tree, randomness, sampling)
     if tree.parents is None and not sampled:
-        return _grow_dynamic(model, tree, root, propose)
+        return _grow_dynamic(model, tree, root, propose, level_cost)
     return _grow_static(model, tree.parents or tuple(range(-1, tree.depth - 1)), root, propose)
 
 
@@ -254,12 +262,13 @@ def _draw_children(
 
 
 def _grow_dynamic(
-    model: Expander, tree: TreeConfig, root: Int[Array, " B"], propose: Callable[..., Candidates]
+    model: Expander, tree: TreeConfig, root: Int[Array, " B"], propose: Callable[..., Candidates], level_cost: float
 ) -> DraftTree:
     """Expands and reranks (EAGLE-2, sections 4.1 and 4.2): K children per frontier node, the best K go on.
 
     One loop body serves all levels, with buffers of the final size: the program does not grow with the depth. The loop
-    ends early where no descendant of any row's frontier can be among the best N: the tree is that of all levels.
+    ends early where no descendant of any row's frontier can be among the best N: the tree is that of all levels. With a
+    `level_cost` it also ends where the frontier's probability, the most tokens that a level can add, is less.
     """
     batch, width, levels = root.shape[0], tree.top_k, tree.depth - 1
     begin = propose(model.root[:, None], 1, width)
@@ -282,9 +291,12 @@ def _grow_dynamic(
     own = jnp.broadcast_to(jnp.eye(width, dtype=bool), (batch, width, width))
 
     def turns(count: Array | int, pool: Pool, front: Frontier) -> Array:
-        """Returns `count`, or the last turn's if a further level would not change the tree."""
+        """Returns `count`, or the last turn's if a further level would not change the tree or is not worth its cost."""
         if not tree.rerank:
             return jnp.asarray(count)
+        if level_cost:
+            worth = jnp.mean(jnp.sum(jnp.exp(front.scores), axis=1))
+            count = jnp.where(worth < level_cost, levels, count)
         # A descendant scores at most what its best ancestor on the frontier scores; ties go to the earlier candidate.
         ahead = pool.scores >= jnp.max(front.scores, axis=1, keepdims=True)
         return jnp.where(jnp.all(jnp.sum(ahead, axis=1) >= tree.num_nodes), levels, count)

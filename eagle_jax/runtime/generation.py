@@ -6,6 +6,7 @@ Both check their arguments, pad them into buckets, run a jitted function of `eag
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, TypedDict, Unpack, get_args
@@ -14,7 +15,7 @@ import jax
 import numpy as np
 
 from eagle_jax import core
-from eagle_jax.core import Engine, GenerateState, LogProbs
+from eagle_jax.core import CycleCost, Engine, GenerateState, LogProbs
 from eagle_jax.drafters import vanilla_drafter
 from eagle_jax.parallel import to_host
 from eagle_jax.runtime.drafters import BoundDrafter
@@ -102,7 +103,7 @@ def generate(
     prompts: Sequence[Sequence[int]],
     *,
     profile: Profile | str | os.PathLike[str] | None = None,
-    cycle_cost: float | None = None,
+    cycle_cost: float | CycleCost | None = None,
     **options: Unpack[Options],
 ) -> GenerateOutput:
     """Generates from a batch of prompts, losslessly: the text is the target's own, whatever the drafter.
@@ -113,7 +114,8 @@ def generate(
         size, temperature and prompt length.
       cycle_cost: of a drafted cycle, in plain steps, as `infer.cycle` measures it or `infer.aot` computes it. While
         cycles emit fewer tokens than that, plain steps take their place, in the same program: the text is the same, and
-        `tau` counts them as cycles. None drafts always.
+        `tau` counts them as cycles. With the costs of its parts, a `CycleCost`, a cycle drafts and verifies only as
+        many nodes as pay: the program has a pass for each of the sizes. None drafts always, and all nodes.
       profile: for "auto", the result of `load_profile` or a path; the file is read again only when it changes.
       options: `max_new_tokens=128`, `temperature=0.0`, `top_k=0`, `top_p=1.0`, `min_p=0.0`, `eos_ids=None`, `key=None`,
         `log_probs=None`; see `Options`.
@@ -201,7 +203,7 @@ def request_of(
     eos_ids: StopTokens = None,
     key: jax.Array | int | None = None,
     log_probs: LogProbs | None = None,
-    cycle_cost: float | None = None,
+    cycle_cost: float | CycleCost | None = None,
 ) -> Request:
     """Builds the engine's arguments from those of `generate`; error messages name a prompt by `name`.
 
@@ -225,14 +227,31 @@ def request_of(
     return request
 
 
-def _checked_cost(cost: float | None, method: core.Drafter) -> float | None:
-    if cost is None:
+def _checked_cost(cost: float | CycleCost | None, method: core.Drafter) -> CycleCost | None:
+    """Returns the cost as the engine takes it; None for plain decoding, which has nothing to leave out."""
+    if cost is None or not method.num_nodes:
         return None
+    rows = method.num_nodes + 1
+    if isinstance(cost, CycleCost):
+        sizes, passes, level = cost
+        sizes, passes, level = tuple(map(int, sizes)), tuple(map(float, passes)), float(level)
+        rises = all(a < b for a, b in itertools.pairwise(sizes))
+        sound = all(0 < value < np.inf for value in passes) and 0 <= level < np.inf
+        if len(sizes) != len(passes) or not sizes or sizes[0] < 1 or not rises or not sound:
+            raise ValueError(
+                "cycle_cost must have ascending rows from 1, as many positive passes, and a level of at least 0, got "
+                f"{cost}. Pass what infer.cycle measures."
+            )
+        if sizes[-1] < rows:
+            raise ValueError(f"cycle_cost must reach the {rows} rows of this tree, got rows up to {sizes[-1]}. Measure "
+                             "it with this tree by infer.cycle.")  # fmt: skip
+        return CycleCost(sizes, passes, level)
     if isinstance(cost, bool) or not isinstance(cost, int | float | np.number) or not 1 <= cost < np.inf:
         raise ValueError(
-            f"cycle_cost must be a number of plain steps, at least 1, got {cost!r}. Pass what infer.cycle measures."
+            f"cycle_cost must be a number of plain steps, at least 1, or a CycleCost, got {cost!r}. Pass what "
+            "infer.cycle measures."
         )
-    return float(cost) if method.num_nodes else None  # plain decoding has nothing to leave out
+    return CycleCost((rows,), (float(cost),))
 
 
 def _chosen(target: Target, drafter: Any, profile: Any, prompts: Any, temperature: float) -> BoundDrafter | None:

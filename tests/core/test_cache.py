@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_jax.core.cache import commit
-from eagle_jax.core.types import NewKV, empty_cache
+from eagle_jax.core.types import CycleCost, NewKV, empty_cache
 from eagle_jax.runtime.generation import generate_program, request_of
 from tests import oracles
 from tests.models import DRAFTERS, random_prompts, tiny_target
@@ -87,9 +87,18 @@ def test_no_loop_copies_a_cache(method, windows):
 
     Fails for every method without `result` in `commit`.
     """
+    check_copies(method, windows, None)
+
+
+def test_no_branch_copies_a_cache():
+    """Passes over trees of several sizes."""
+    check_copies("eagle3-k3n12", (280, 0), CycleCost((1, 5, 13), (1.0, 1.5, 2.0), 0.1))
+
+
+def check_copies(method, windows, cycle_cost):
     target = tiny_target(windows=windows)
     drafter = None if method == "plain" else DRAFTERS[method](target)
-    request = request_of(target, drafter, random_prompts([300, 290], 12), max_new_tokens=8)
+    request = request_of(target, drafter, random_prompts([300, 290], 12), max_new_tokens=8, cycle_cost=cycle_cost)
     lowered = generate_program.lower(*request)
     computations = re.split(r"\n(?=(?:%|ENTRY)[^\n]*\{\n)", lowered.compile().as_text())
     loops = [text for text in computations if not text.startswith(("ENTRY", "%fused", "HloModule"))]

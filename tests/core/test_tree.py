@@ -7,9 +7,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from eagle_jax.core.sampling import make_sampling
-from eagle_jax.core.tree import ancestor_mask, node_depths
+from eagle_jax.core.tree import ancestor_mask, by_score, node_depths
 from eagle_jax.core.types import PADDING, ROOT, DraftTree
-from eagle_jax.core.verify import deterministic
+from eagle_jax.core.verify import deterministic, walk
 from eagle_jax.drafters.tree_growth import Pool, gather_tree, select_best
 from tests import oracles
 
@@ -78,4 +78,27 @@ def test_rows_that_stand_for_the_same_text_are_walked_together(parents, data):
     result = jax.jit(deterministic, static_argnums=5)(tree, logits, keys, jnp.zeros((1,), int), make_sampling(), 11)
     count = int(result.count[0])
     assert tokens[np.asarray(result.path)[0, 1 : count + 1]].tolist() == list(wanted)
+    walked = walk(jax.tree.map(lambda rows: rows[0], tree), lambda node, step: jnp.asarray(choices)[node], 11)
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.map(lambda rows: rows[0], result), walked)
     assert int(result.next_token[0]) == after[wanted]
+
+
+@given(random_trees(), st.data())
+def test_the_first_rows_by_score_are_a_tree_of_the_best_nodes(parents, data):
+    """For any scores, also of a drafter whose children score above their parents; NaN counts least."""
+    draws = [data.draw(st.sampled_from([0.0, -1.0, -2.0, -3.5, np.nan])) for _ in parents]
+    scores = np.where(parents == PADDING, -np.inf, np.array(draws, np.float32))
+    scores[0] = 0
+    tokens = np.arange(100, 112, dtype=np.int32)
+    tree = DraftTree(*(jnp.asarray(part)[None] for part in (tokens, parents, scores)))
+    found = jax.tree.map(lambda rows: np.asarray(rows)[0], jax.jit(by_score, static_argnums=1)(tree, 11))
+    assert found.tokens[0] == 100 and sorted(found.tokens) == sorted(tokens)
+    old = found.tokens - 100
+    above = oracles.closure(np.where(parents == PADDING, -1, parents)) | np.eye(12, dtype=bool)
+    counted = np.array([np.min(scores[row]) for row in above])[old[1:]]
+    assert (counted == sorted(counted, key=lambda value: (np.isnan(value), -value)))[~np.isnan(counted)].all()
+    np.testing.assert_array_equal(found.scores, scores[old])
+    for row in range(12):
+        parent = parents[old[row]]
+        assert found.parents[row] < max(row, 1)
+        assert parent == (old[found.parents[row]] if found.parents[row] >= 0 else found.parents[row])

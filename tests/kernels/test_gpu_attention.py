@@ -53,23 +53,24 @@ def test_blocks_beyond_a_row_are_not_read(monkeypatch, programs):
 
 def test_gradients_are_those_of_the_definition(monkeypatch):
     monkeypatch.setattr(attention, "attend_cache", functools.partial(attend_cache, interpret=True))
-    given = operands(np.random.default_rng(1), (3, 9), sinks=True, window=20)
+    given = operands(np.random.default_rng(1), (3, 9), sinks=True, window=20, dtype="bfloat16")
 
     def loss(mix, floats):
         query, keys, values, sinks = floats
-        return jnp.sum(jnp.square(mix(query, keys, values, *given[3:8], sinks, scale=0.3)))
+        return jnp.sum(jnp.square(mix(query, keys, values, *given[3:8], sinks, scale=0.3).astype(jnp.float32)))
 
     floats = (*given[:3], given[8])
     found, wanted = (
         jax.grad(functools.partial(loss, attention.BY_DEVICE[name]))(floats) for name in ("cuda", "default")
     )
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, wanted)
+    for ours, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (ours, theirs)), rtol=5e-2, atol=5e-2)
 
 
 @pytest.mark.parametrize("window", [None, 590])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_attention_is_lowered_to_the_kernel_for_cuda(dtype, window):
+def test_half_precision_is_lowered_to_the_kernel_for_cuda(dtype, window):
     given = operands(np.random.default_rng(0), (3, 600), width=64, slots=640, window=window, dtype=dtype)
     attend = jax.jit(functools.partial(attention.attend, scale=0.125))
     found = attend.trace(*given[:8]).lower(lowering_platforms=("cuda",)).as_text()
-    assert "triton" in found and "attend_cache" in found
+    assert ("triton" in found and "attend_cache" in found) == (dtype == "bfloat16")

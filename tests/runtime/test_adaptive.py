@@ -1,4 +1,4 @@
-"""Checks `cycle_cost`: plain steps between drafted cycles change no text, and the drafter reads what they confirmed."""
+"""Checks `cycle_cost`: plain steps, and trees of several sizes, change no text; the drafter reads what is confirmed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 
 import eagle_jax
-from eagle_jax.core import RowRandomness, adaptive, loop, prefill, required_slots
+from eagle_jax.core import (
+    Acceptance,
+    CycleCost,
+    DraftTree,
+    RowRandomness,
+    StepInfo,
+    adaptive,
+    loop,
+    prefill,
+    required_slots,
+)  # fmt: skip
 from eagle_jax.parallel import make_mesh
 from eagle_jax.runtime.generation import request_of
 from tests.models import DRAFTERS, DRAWN, TREES, random_prompts, tiny_head, tiny_target
@@ -39,13 +49,38 @@ def test_text_is_that_of_plain_decoding(name, temperature, monkeypatch):
     options = RUN | {"temperature": temperature, "log_probs": "law"}
     plain, drafted = (eagle_jax.generate(target, one, PROMPTS, **options) for one in (None, drafter))
     cost = drafter.drafter.depth + 0.5 + next(COSTS)  # more than a cycle can emit: bursts follow every window
+    check_text(target, drafter, cost, options, plain, drafted, (name, temperature) in FAST)
+
+
+@pytest.mark.parametrize(("name", "temperature"), list(pytest_params()))
+def test_text_does_not_depend_on_the_sizes_of_trees(name, temperature, monkeypatch):
+    """Every cycle takes the next size, so that all follow one another."""
+    sizes, choose = [], adaptive.choose
+
+    def in_turns(progress, tree, level, rungs, depth):
+        sizes.append([rows for rows, _ in rungs])
+        choice = choose(progress, tree, level, rungs, depth)
+        return choice._replace(rung=jnp.max(progress.state.cycles) % len(rungs))
+
+    monkeypatch.setattr(adaptive, "choose", in_turns)
+    target = tiny_target()
+    drafter = DRAFTERS[name](target)
+    options = RUN | {"temperature": temperature, "log_probs": "law"}
+    plain, drafted = (eagle_jax.generate(target, one, PROMPTS, **options) for one in (None, drafter))
+    rows = drafter.drafter.num_nodes + 1
+    cost = CycleCost(tuple(sorted({1, (rows + 1) // 2, rows})), (next(COSTS),) * len({1, (rows + 1) // 2, rows}))
+    check_text(target, drafter, cost, options, plain, drafted, (name, temperature) in FAST)
+    assert sizes[0] == ([rows] if drafter.drafter.verify else list(cost.rows))
+
+
+def check_text(target, drafter, cost, options, plain, drafted, accepts):
     out = eagle_jax.generate(target, drafter, PROMPTS, cycle_cost=cost, **options)
     assert out.tokens == plain.tokens
     for ours, theirs in zip(out.log_probs, plain.log_probs, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
     assert out.accepted.sum(1).tolist() == out.cycles.tolist()
     assert drafted.cycles.sum() < out.cycles.sum() <= plain.cycles.sum(), "no plain step ran"
-    if (name, temperature) in FAST:
+    if accepts:
         assert out.cycles.sum() < plain.cycles.sum(), "nothing was accepted"
 
 
@@ -78,12 +113,19 @@ def test_after_a_burst_the_drafter_drafts_as_after_a_prompt(name, monkeypatch):
     np.testing.assert_allclose(*(tree.scores for tree in trees), atol=1e-4)
 
 
+def info_of(emitted):
+    """The result of a cycle that emitted so many tokens in every row."""
+    emitted = jnp.array(emitted)
+    return StepInfo(None, Acceptance(None, jnp.maximum(emitted - 1, 0), None), None, emitted)
+
+
 def test_failed_windows_are_followed_by_longer_pauses():
     """Windows of four cycles; a cycle costs 2 plain steps."""
     state = prefill(*request_of(tiny_target(), None, PROMPTS[:3]))._replace(done=jnp.array([False, False, True]))
     progress, waits = adaptive.start(state), []
     for emitted in [1] * 12 + [3] * 16 + [1] * 13:
-        progress = adaptive.judge(progress, state, jnp.array([emitted, emitted, 0]), 2.0)
+        choice = adaptive.Choice(0, 2.0, 1.0)
+        progress = adaptive.judge(progress, state, info_of([emitted, emitted, 0]), choice)
         waits.append(int(progress.wait))
         progress = progress._replace(wait=jnp.int32(0))  # as bursts leave it
     assert [(cycle, wait) for cycle, wait in enumerate(waits, 1) if wait] == [
@@ -93,6 +135,45 @@ def test_failed_windows_are_followed_by_longer_pauses():
         (37, 1),
         (41, 4),
     ]
+
+
+def test_the_size_with_the_most_tokens_per_cost_is_chosen():
+    """By hand: a chain of two nodes in the running row, whose probabilities are 0.5 and 0.25."""
+    state = prefill(*request_of(tiny_target(), None, PROMPTS[:2]))._replace(done=jnp.array([False, True]))
+    tree = DraftTree(
+        jnp.zeros((2, 3), jnp.int32), jnp.array([[-1, 0, 1]] * 2), jnp.log(jnp.array([[1, 0.5, 0.25], [1, 1, 1]]))
+    )
+    progress = adaptive.start(state)
+    for costs, level, rung in (
+        ((1.0, 1.4, 1.5), 0.0, 2),  # 1, 1.07 and 1.17 tokens per cost
+        ((1.0, 1.4, 1.7), 0.0, 1),  # 1.03 for both nodes
+        ((1.0, 1.6, 1.8), 0.0, 0),
+        ((1.0, 1.6, 1.8), 0.5, 2),  # drafting two levels has cost 1: 0.5, 0.58 and 0.63
+    ):
+        choice = adaptive.choose(progress, tree, level, tuple(zip((1, 2, 3), costs, strict=True)), 2)
+        assert int(choice.rung) == rung
+        assert float(choice.cost) == pytest.approx(2 * level + costs[rung])
+        assert float(choice.hoped) == pytest.approx((0, 0.5, 0.75)[rung])
+    # A head that promised 0.75 drafted tokens a cycle, and kept none, is trusted less and less.
+    rungs = ((1, 1.0), (3, 1.2))
+    chosen = []
+    for _ in range(12):
+        choice = adaptive.choose(progress, tree, 0.0, rungs, 2)
+        chosen.append(int(choice.rung))
+        progress = adaptive.judge(progress, state, info_of([1, 0]), choice)
+    assert chosen[:8] == [1] * 8 and 0 in chosen
+
+
+def test_drafting_stops_where_a_level_is_not_worth_its_cost():
+    target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
+    options = {"max_new_tokens": 64, "eos_ids": ()}
+    plain = eagle_jax.generate(target, None, PROMPTS, **options)
+    longest = []
+    for level in (0.0, 1.1):  # a frontier's probability is at most 1
+        out = eagle_jax.generate(target, head, PROMPTS, cycle_cost=CycleCost((1, 13), (1.0, 1.0), level), **options)
+        assert out.tokens == plain.tokens
+        longest.append(int(np.flatnonzero(out.accepted.sum(0)).max()))
+    assert longest[0] > 1 and longest[1] == 1
 
 
 def test_a_burst_fits_in_the_caches():
@@ -138,9 +219,19 @@ def test_a_mesh_runs_the_same_steps(monkeypatch):
     np.testing.assert_array_equal(out.accepted, alone.accepted)
 
 
-@pytest.mark.parametrize("cost", [0.5, True, "2", float("nan"), float("inf")])
-def test_a_bad_cost_is_an_error(cost):
-    with pytest.raises(ValueError, match=r"cycle_cost must be a number of plain steps, at least 1, got .*infer\.cycle"):
+@pytest.mark.parametrize(
+    ("cost", "message"),
+    [
+        *((cost, "be a number of plain steps, at least 1") for cost in (0.5, True, "2", float("nan"), float("inf"))),
+        (CycleCost((1, 4), (1.0, 2.0)), "reach the 13 rows of this tree, got rows up to 4"),
+        (CycleCost((4, 1, 13), (1.0, 2.0, 3.0)), "have ascending rows"),
+        (CycleCost((1, 13), (1.0,)), "have ascending rows"),
+        (CycleCost((1, 13), (1.0, 0.0)), "have ascending rows"),
+        (CycleCost((1, 13), (1.0, 2.0), -1), "have ascending rows"),
+    ],
+)
+def test_a_bad_cost_is_an_error(cost, message):
+    with pytest.raises(ValueError, match=rf"cycle_cost must {message}.*infer\.cycle"):
         eagle_jax.generate(tiny_target(), tiny_head("eagle3", TREES["k3n12"]), PROMPTS, cycle_cost=cost)
 
 
@@ -148,7 +239,9 @@ def test_lookahead_has_no_cost():
     target = tiny_target()
     with pytest.raises(ValueError, match="cycle_cost must be None for a drafter that reads the target's choices"):
         eagle_jax.generate(target, eagle_jax.lookahead(target), PROMPTS, cycle_cost=2)
-    engine = request_of(target, eagle_jax.lookahead(target), PROMPTS).engine._replace(cycle_cost=2.0)
+    engine = request_of(target, eagle_jax.lookahead(target), PROMPTS).engine._replace(
+        cycle_cost=CycleCost((2,), (2.0,))
+    )
     request = request_of(target, eagle_jax.lookahead(target), PROMPTS)
     with pytest.raises(ValueError, match="cycle_cost must be None"):
         jax.eval_shape(

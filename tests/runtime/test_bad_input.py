@@ -135,7 +135,7 @@ def test_stream_checks_its_prompt_at_the_call():
 
 def test_invalid_arguments_of_the_pure_functions_raise_errors():
     """Calls the check directly, because the type checks of the tests would raise first."""
-    from eagle_jax.core.loop import _check
+    from eagle_jax.core.checked import check_arguments
 
     head, keys = tiny_head("eagle3", TreeConfig.chain(2)), jax.random.split(jax.random.key(0), 1)
     target, row = tiny_target(), jnp.array([4])
@@ -145,7 +145,7 @@ def test_invalid_arguments_of_the_pure_functions_raise_errors():
         "params": {"target": target.params, "drafter": head.params}, "batch": batch, "engine": engine,
         "sampling": make_sampling(1.0), "sizes": Sizes(max_tokens=4, chunk=4),
     }  # fmt: skip
-    _check(**good)
+    check_arguments(**good)
     state = jax.eval_shape(lambda: generate(**good))
     with pytest.raises(ValueError, match=r"state must have log-probabilities, got none\. Use Engine"):
         emitted_log_probs(state)
@@ -163,7 +163,7 @@ def test_invalid_arguments_of_the_pure_functions_raise_errors():
         ({"batch": batch._replace(eos_ids=row)}, r"batch.eos_ids must be an array \[B, E\] .*, got shape \[1\]"),
     ):
         with pytest.raises(ValueError, match=message):
-            _check(**{**good, **change})
+            check_arguments(**{**good, **change})
 
 
 def test_a_cache_smaller_than_the_run_raises_an_error():
