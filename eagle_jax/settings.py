@@ -37,7 +37,7 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], *, where: str = "confi
         raise ConfigError(f"{where}: the keys {', '.join(required)} must be given, got none. Add them.")
     try:
         return cls(**built)
-    except ConfigError as error:
+    except ValueError as error:  # ConfigError is one
         raise ConfigError(f"{where}: {error}") from error
 
 

@@ -4,9 +4,9 @@ The scores of the nodes say how many tokens a tree of the best n would yield, an
 would cost: the best ratio is chosen, for the whole batch. Scores of a head that is too sure of itself are corrected by
 what its nodes yielded before.
 
-Cycles are tried in windows. If a window emits fewer tokens per row than a cycle costs in plain steps, bursts of plain
-steps follow, four times as many after each failed window in a row. The drafter reads a burst's tokens at its end, all
-at once, so a plain step costs what it costs without a drafter.
+If the latest cycles emit fewer tokens per row than they cost in plain steps, bursts of plain steps follow, four times
+as many after each failure in a row. The drafter reads a burst's tokens at its end, all at once, so a plain step costs
+what it costs without a drafter.
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ from eagle_jax.core.types import (
 
 BURST = 32
 """Plain steps between two looks at the rows."""
-WINDOW, MEMORY = 4, 16
-"""Cycles before the first judgement, and about how many are remembered."""
+SLACK = 2.5
+"""Plain steps that cycles may cost beyond their yield before plain steps follow: the first cycles may be unlucky."""
+MEMORY = 16
+"""Cycles, about so many of which are remembered: after so many there is no slack."""
 PRIOR = 2.0
 """Drafted tokens for which scores are trusted before any was verified."""
 GROWTH, LONGEST = 4, 64
-"""Factor of the number of bursts after another failed window, and its limit."""
+"""Factor of the number of bursts after another failure, and its limit."""
 
 
 class Progress(NamedTuple):
@@ -49,7 +51,7 @@ class Progress(NamedTuple):
       emitted, spent, cycles: tokens per running row in the remembered cycles, their cost in plain steps, their number.
       hoped, kept: drafted tokens per running row, by the scores of the verified nodes and in truth; recent ones weigh
         more.
-      wait: bursts before the next drafted cycle. pause: bursts after the next failed window.
+      wait: bursts before the next drafted cycle. pause: bursts after the next failure.
     """
 
     state: GenerateState
@@ -103,8 +105,8 @@ def judge(progress: Progress, state: GenerateState, info: StepInfo, choice: Choi
     """Returns the progress after a drafted cycle that led to `state`."""
     total, cycles = progress.emitted + _mean(info.emitted, progress.state), progress.cycles + 1
     spent = progress.spent + choice.cost
-    fails = (cycles >= WINDOW) & (total < spent)
     trusted = cycles >= MEMORY
+    fails = total < spent - jnp.where(trusted, 0.0, SLACK)
     keep = jnp.where(fails, 0.0, jnp.where(trusted, 0.5, 1.0))
     longer = jnp.minimum(progress.pause * GROWTH, LONGEST)
     pause = jnp.where(fails, longer, jnp.where(trusted, 1, progress.pause))

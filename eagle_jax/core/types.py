@@ -12,6 +12,8 @@ Records of arrays are `NamedTuple`s, hence pytrees. A law is a probability distr
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -263,20 +265,45 @@ class Batch(NamedTuple):
     keys: Key[Array, " B"]
 
 
-class CycleCost(NamedTuple):
-    """What the parts of a cycle cost, in plain steps of the same batch: hashable.
+@dataclasses.dataclass(frozen=True)
+class CycleCost:
+    """What the parts of a cycle cost, in plain steps of the same batch; hashable.
 
     Attributes:
       rows: sizes of verified trees, the root included, ascending. passes: cost of verifying so many rows per sequence.
       level: cost of drafting a level, and of its part in updating the drafter.
+
+    Raises:
+      ValueError: naming the rule that is broken.
     """
 
     rows: tuple[int, ...]
     passes: tuple[float, ...]
     level: float = 0.0
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", tuple(map(int, self.rows)))
+        object.__setattr__(self, "passes", tuple(map(float, self.passes)))
+        object.__setattr__(self, "level", float(self.level))
+        rises = bool(self.rows) and all(a < b for a, b in itertools.pairwise((0, *self.rows)))
+        sound = all(0 < cost < np.inf for cost in self.passes) and 0 <= self.level < np.inf
+        if not rises or len(self.rows) != len(self.passes) or not sound:
+            raise ValueError(
+                f"CycleCost must have ascending rows from 1, as many positive passes, and a level of at least 0, got "
+                f"rows {self.rows}, passes {self.passes}, level {self.level}. Pass what infer.cycle measures."
+            )
+
     def rungs(self, most: int, all_sizes: bool = True) -> tuple[tuple[int, float], ...]:
-        """Returns sizes, and the costs of their passes, up to a tree of `most` rows; or this one alone."""
+        """Returns sizes, and the costs of their passes, up to a tree of `most` rows; or this one alone.
+
+        Raises:
+          ValueError: the costs do not reach so many rows.
+        """
+        if self.rows[-1] < most:
+            raise ValueError(
+                f"cycle_cost must reach the {most} rows of this tree, got rows up to {self.rows[-1]}. Measure it with "
+                "this tree by infer.cycle."
+            )
         smaller = [(rows, cost) for rows, cost in zip(self.rows, self.passes, strict=True) if rows < most and all_sizes]
         return *smaller, (most, float(np.interp(most, self.rows, self.passes)))
 

@@ -6,7 +6,6 @@ Both check their arguments, pad them into buckets, run a jitted function of `eag
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, TypedDict, Unpack, get_args
@@ -115,7 +114,8 @@ def generate(
       cycle_cost: of a drafted cycle, in plain steps, as `infer.cycle` measures it or `infer.aot` computes it. While
         cycles emit fewer tokens than that, plain steps take their place, in the same program: the text is the same, and
         `tau` counts them as cycles. With the costs of its parts, a `CycleCost`, a cycle drafts and verifies only as
-        many nodes as pay: the program has a pass for each of the sizes. None drafts always, and all nodes.
+        many nodes as pay: the program has a pass for each of the sizes. None drafts always, and all nodes; with "auto"
+        it is the profile's.
       profile: for "auto", the result of `load_profile` or a path; the file is read again only when it changes.
       options: `max_new_tokens=128`, `temperature=0.0`, `top_k=0`, `top_p=1.0`, `min_p=0.0`, `eos_ids=None`, `key=None`,
         `log_probs=None`; see `Options`.
@@ -214,10 +214,11 @@ def request_of(
     sampling = sampling_of(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     if log_probs is not None and log_probs not in get_args(LogProbs):
         raise ValueError(f"log_probs must be 'target', 'law' or None, got {log_probs!r}. 'target' is at temperature 1.")
-    drafter = _chosen(target, drafter, profile, prompts, temperature)
+    drafter, cost = _chosen(target, drafter, profile, prompts, temperature)
+    cost = cost if cycle_cost is None else cycle_cost
     check_drafter(drafter, target)
     method, own = (vanilla_drafter(), {}) if drafter is None else (drafter.drafter, drafter.params)
-    engine = Engine(target.fn, method, log_probs, cycle_cost=_checked_cost(cycle_cost, method))
+    engine = Engine(target.fn, method, log_probs, cycle_cost=_checked_cost(cost, method))
     batch, sizes = prepare(prompts, max_new_tokens, eos_ids, key, name, target.config, core.longest_update(engine))
     if not sampling.greedy and key is None:
         raise ValueError("key must be given at temperature > 0, got None. Pass key=jax.random.key(seed) or key=seed.")
@@ -233,19 +234,8 @@ def _checked_cost(cost: float | CycleCost | None, method: core.Drafter) -> Cycle
         return None
     rows = method.num_nodes + 1
     if isinstance(cost, CycleCost):
-        sizes, passes, level = cost
-        sizes, passes, level = tuple(map(int, sizes)), tuple(map(float, passes)), float(level)
-        rises = all(a < b for a, b in itertools.pairwise(sizes))
-        sound = all(0 < value < np.inf for value in passes) and 0 <= level < np.inf
-        if len(sizes) != len(passes) or not sizes or sizes[0] < 1 or not rises or not sound:
-            raise ValueError(
-                "cycle_cost must have ascending rows from 1, as many positive passes, and a level of at least 0, got "
-                f"{cost}. Pass what infer.cycle measures."
-            )
-        if sizes[-1] < rows:
-            raise ValueError(f"cycle_cost must reach the {rows} rows of this tree, got rows up to {sizes[-1]}. Measure "
-                             "it with this tree by infer.cycle.")  # fmt: skip
-        return CycleCost(sizes, passes, level)
+        cost.rungs(rows)  # raises if they do not reach the tree's rows
+        return cost
     if isinstance(cost, bool) or not isinstance(cost, int | float | np.number) or not 1 <= cost < np.inf:
         raise ValueError(
             f"cycle_cost must be a number of plain steps, at least 1, or a CycleCost, got {cost!r}. Pass what "
@@ -254,15 +244,17 @@ def _checked_cost(cost: float | CycleCost | None, method: core.Drafter) -> Cycle
     return CycleCost((rows,), (float(cost),))
 
 
-def _chosen(target: Target, drafter: Any, profile: Any, prompts: Any, temperature: float) -> BoundDrafter | None:
-    """Returns the drafter that "auto" selects; any other drafter unchanged."""
+def _chosen(
+    target: Target, drafter: Any, profile: Any, prompts: Any, temperature: float
+) -> tuple[BoundDrafter | None, float | CycleCost | None]:
+    """Returns the drafter that "auto" selects, and its cost; any other drafter unchanged."""
     if not (isinstance(drafter, str) and drafter == "auto"):
         if profile is not None and not isinstance(drafter, str):  # `check_drafter` reports another string
             raise ValueError(
                 f'profile must be None unless drafter is "auto", got {profile!r:.40}. Pass drafter="auto", or no '
                 "profile."
             )
-        return drafter
+        return drafter, None
     rows = prompts if hasattr(prompts, "__len__") else [prompts]  # `prepare` checks them
     longest = max((len(row) for row in rows if hasattr(row, "__len__")), default=1)
     return bound_profile(profile, target).choose(len(rows), float(temperature), longest)

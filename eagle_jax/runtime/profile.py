@@ -21,7 +21,7 @@ import yaml
 from eagle_jax.assets import bundled
 from eagle_jax.checkpoints import CheckpointError
 from eagle_jax.config import ConfigError, TreeConfig
-from eagle_jax.core import TargetFn
+from eagle_jax.core import CycleCost, TargetFn
 from eagle_jax.parallel import to_host
 from eagle_jax.runtime.compilation import machine
 from eagle_jax.runtime.drafters import BoundDrafter, lookahead, prompt_lookup
@@ -48,6 +48,7 @@ class Entry:
       weights: a path, a hub id, or "bundled"; None for methods without.
       tree: of a method with weights. ngram, length, shortest, latest: arguments of `prompt_lookup` (pld).
       ngram, window, guesses: arguments of `lookahead`.
+      cost: of the parts of a cycle, from which `generate` chooses the size of every tree; None verifies it whole.
       predicted, measured: speedup over plain decoding, the mean over the tasks of the tuning.
       worst: smallest measured speedup of a task.
     """
@@ -64,6 +65,7 @@ class Entry:
     latest: bool | None = None
     window: int | None = None
     guesses: int | None = None
+    cost: CycleCost | None = None
     predicted: float | None = None
     measured: float | None = None
     worst: float | None = None
@@ -79,6 +81,11 @@ class Entry:
             if name not in also and (value is None) == (name in own):
                 fields = ", ".join(own + also) or "none"
                 raise ConfigError(f"fields of method {self.method} must be {fields}, got {name} {value!r}. Give these.")
+        if self.cost is not None:
+            if self.method in ("vanilla", "lookahead"):
+                raise ConfigError(f"cost must be left out with method {self.method}, got {self.cost}. Remove it.")
+            drafted = self.tree.num_nodes if self.tree is not None else self.length or 0
+            self.cost.rungs(drafted + 1)
         if self.tree is not None and self.tree.verification != "deterministic":
             raise ConfigError(
                 f"verification must be deterministic in a profile, got {self.tree.verification!r}. Leave it out: the "
@@ -165,10 +172,10 @@ class Profile:
     drafters: dict[Entry, BoundDrafter | None] = dataclasses.field(repr=False)
     target_fn: TargetFn = dataclasses.field(repr=False)
 
-    def choose(self, batch: int, temperature: float, prompt: int) -> BoundDrafter | None:
-        """Returns the drafter for a call, as `ProfileFile.find` does; None is plain decoding."""
+    def choose(self, batch: int, temperature: float, prompt: int) -> tuple[BoundDrafter | None, CycleCost | None]:
+        """Returns the drafter for a call, as `ProfileFile.find` does, and its cost; None is plain decoding."""
         entry = self.file.find(batch, temperature, prompt)
-        return None if entry is None else self.drafters[entry]
+        return (None, None) if entry is None else (self.drafters[entry], entry.cost)
 
 
 def load_profile(path: str | os.PathLike[str], target: Target) -> Profile:

@@ -20,7 +20,7 @@ import numpy as np
 
 import eagle_jax
 from eagle_jax.config import TreeConfig
-from eagle_jax.core import ROOT, Drafter, DraftTree, Params, RowRandomness, Verified, empty_tree
+from eagle_jax.core import ROOT, CycleCost, Drafter, DraftTree, Params, RowRandomness, Verified, empty_tree
 from eagle_jax.core.loop import prefill, step
 from eagle_jax.drafters import vanilla_drafter
 from eagle_jax.evaluate import depths_and_ranks
@@ -35,6 +35,8 @@ from infer.tuning.trials import Prompt, Setting, arguments, request_at_width, sh
 
 WIDTHS = tuple(2**power for power in range(9))
 """Rows of measured target passes; of those between, the seconds are interpolated."""
+RUNGS = (4, 8, 16, 32)
+"""Rows of the smaller passes of a ladder."""
 TURNS = 4
 """Cycles in one compiled loop."""
 RECORDED = 16
@@ -64,6 +66,16 @@ class Costs(NamedTuple):
         weights = np.linalg.lstsq(terms, [seconds for *_, seconds in self.drafts[method]], rcond=None)[0]
         added = weights @ [1, tree.depth, tree.top_k, tree.depth * tree.top_k]
         return self.at_rows(tree.num_nodes + 1) + max(float(added), 0.0)
+
+    def parts(self, method: str, tree: TreeConfig) -> CycleCost:
+        """Returns the costs by which `generate` chooses the size of a tree."""
+        most, plain = tree.num_nodes + 1, self.at_rows(1)
+        sizes = [1, *(rows for rows in RUNGS if rows < most), most]
+        drafting = self.cycle(method, tree) - self.at_rows(most)
+        return CycleCost(
+            tuple(sizes), tuple(round(self.at_rows(rows) / plain, 3) for rows in sizes),
+            round(drafting / tree.depth / plain, 4),
+        )  # fmt: skip
 
 
 def measure_costs(

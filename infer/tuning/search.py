@@ -196,9 +196,11 @@ def tune_request(
     once = costs.at_rows(1) * tokens * (1 + sum(1 / predicted[name].mean if name in predicted else 1 for name in names))
     part = affordable(samples, setting.batch, 60 * minutes / (once * repeats))
     show_progress(f"{len(predicted)} settings are predicted. The best are measured: {', '.join(names)}")
-    scores, identical = time_against_plain(
-        target, {label: candidates[label].drafter for label in names}, part, setting, repeats
-    )
+    parts = {
+        label: costs.parts(one.entry.method, one.tree) for label in names if (one := candidates[label]).tree is not None
+    }
+    drafters = {label: candidates[label].drafter for label in names}
+    scores, identical = time_against_plain(target, drafters, part, setting, repeats, costs=parts)
     safe = {label: score.mean for label, score in scores.items() if score.safe}
     chosen = max(safe, key=safe.__getitem__, default=PLAIN)
     rows: dict[str, dict[str, Any]] = {}
@@ -207,7 +209,7 @@ def tune_request(
         rows[label] = {"predicted": guess, "measured": round(score.mean, 3), "worst": round(score.worst, 3)}
     place = {"batch": setting.batch, "temperature": setting.temperature, "prompt": setting.prompt}
     own = candidates[chosen].entry if chosen in candidates else Entry(1, 0.0)
-    entry = dataclasses.replace(own, **place, **rows.get(chosen, {}))  # type: ignore[arg-type]
+    entry = dataclasses.replace(own, **place, cost=parts.get(chosen), **rows.get(chosen, {}))  # type: ignore[arg-type]
     plain = costs.at_rows(1)
     return entry, place | {
         "chosen": chosen,

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import eagle_jax
+from eagle_jax.core import CycleCost
 from eagle_jax.runtime.compilation import forget_programs
 from eagle_jax.runtime.generation import request_of, run_request
 from eagle_jax.runtime.profile import Profile
@@ -67,11 +69,12 @@ def arguments(prompts: Sequence[Prompt], setting: Setting) -> dict[str, Any]:
 
 
 def request_at_width(
-    target: eagle_jax.Target, drafter: Any, prompts: Sequence[Prompt], every: Sequence[Prompt], setting: Setting
-) -> Request:
+    target: eagle_jax.Target, drafter: Any, prompts: Sequence[Prompt], every: Sequence[Prompt], setting: Setting,
+    cost: CycleCost | None = None,
+) -> Request:  # fmt: skip
     """Returns the request of some prompts, padded like the longest of `every`: one program serves all batches."""
     longest = max(every, key=lambda prompt: len(prompt.tokens))
-    request = request_of(target, drafter, **arguments([*prompts, longest], setting))
+    request = request_of(target, drafter, cycle_cost=cost, **arguments([*prompts, longest], setting))
     return request._replace(batch=jax.tree.map(lambda rows: rows[: len(prompts)], request.batch))
 
 
@@ -119,12 +122,14 @@ def time_against_plain(
     setting: Setting,
     repeats: int,
     profile: Profile | None = None,
+    costs: Mapping[str, CycleCost] = MappingProxyType({}),
 ) -> tuple[dict[str, Score], str]:
     """Times whole calls of every method in turns with plain decoding, batch by batch.
 
     Args:
       methods: drafters by label, or "auto".
       profile: for "auto", which chooses by the length of a batch; without it all batches have one width.
+      costs: `cycle_cost` of some labels.
 
     Returns:
       the scores by label, and how many replies equal plain decoding's, such as "8/8".
@@ -146,7 +151,7 @@ def time_against_plain(
             calls: dict[str, Callable[[], None]] = {}
             for label, drafter in {PLAIN: None, **methods}.items():
                 if profile is None:
-                    request = request_at_width(target, drafter, part, every, setting)
+                    request = request_at_width(target, drafter, part, every, setting, costs.get(label))
                 else:
                     request = request_of(target, drafter, profile=drafter and profile, **arguments(part, setting))
                 if number == 1 and (profile is not None or not any(ratios.values())):

@@ -11,14 +11,17 @@ import yaml
 
 import eagle_jax
 from eagle_jax.config import ConfigError, TreeConfig
+from eagle_jax.core import CycleCost
 from eagle_jax.runtime import profile as profiles
+from eagle_jax.runtime.generation import request_of
 from eagle_jax.runtime.profile import Entry, ProfileFile, fingerprint, load_profile
 from eagle_jax.runtime.target import Target
 from eagle_jax.settings import load_yaml
 from tests.models import random_prompts, tiny_head, tiny_target
 
 TREE = TreeConfig(2, 2, 5)
-HEAD = Entry(1, 0.0, "eagle3", "some/head", TREE, predicted=1.9, measured=2.0, worst=1.5)
+COST = CycleCost((1, 4, 6), (1.0, 1.2, 1.5), 0.05)
+HEAD = Entry(1, 0.0, "eagle3", "some/head", TREE, cost=COST, predicted=1.9, measured=2.0, worst=1.5)
 LOOKUP = {"method": "pld", "ngram": 2, "length": 3}
 ENTRIES = (
     HEAD,
@@ -80,11 +83,14 @@ def test_auto_follows_the_profile_and_keeps_the_text(path, loads):
     target, prompts = tiny_target(), random_prompts([5, 6], 12)
     profile = load_profile(path, target)
     assert loads == ["some/head"]  # once for both trees
-    assert profile.choose(2, 0.0, 6).drafter.depth == LOOKUP["length"]
-    assert profile.choose(64, 0.0, 9) is profile.choose(4, 1.0, 9) is None
+    assert profile.choose(2, 0.0, 6)[0].drafter.depth == LOOKUP["length"]
+    assert profile.choose(64, 0.0, 9) == profile.choose(4, 1.0, 9) == (None, None)
     auto = eagle_jax.generate(target, "auto", prompts, profile=path, max_new_tokens=12)
     assert auto.tokens == eagle_jax.generate(target, None, prompts, max_new_tokens=12).tokens
     assert auto.accepted.shape[1] == LOOKUP["length"] + 1
+    assert request_of(target, "auto", prompts[:1], path).engine.cycle_cost == COST
+    assert request_of(target, "auto", prompts[:1], path, cycle_cost=2).engine.cycle_cost == CycleCost((6,), (2.0,))
+    assert request_of(target, "auto", prompts, path).engine.cycle_cost is None
 
 
 def test_settings_and_bundled_weights_are_bound(loads):
@@ -135,6 +141,7 @@ def test_another_target_or_dtype_is_an_error_and_another_machine_a_warning(path,
 
 PLACE = {"batch": 1, "temperature": 0.0}
 HEADS = PLACE | {"method": "eagle3", "weights": "x"}
+PRICE = {"rows": [1], "passes": [1.0]}
 NODE = {"depth": 1, "top_k": 1, "num_nodes": 1}
 
 
@@ -150,6 +157,9 @@ NODE = {"depth": 1, "top_k": 1, "num_nodes": 1}
         ({"entries": [PLACE | {"ngram": 2}]}, "fields of method vanilla must be none, got ngram 2"),
         ({"entries": [HEADS | {"tree": {"depth": 9, "top_k": 2, "num_nodes": 4}}]}, r"entries\[0\]: tree: .*num_nodes"),
         ({"entries": [HEADS | {"tree": NODE | {"verification": "block"}}]}, "must be deterministic in a profile, got"),
+        ({"entries": [PLACE | {"cost": PRICE}]}, "cost must be left out with method vanilla"),
+        ({"entries": [HEADS | {"tree": NODE, "cost": PRICE}]}, "cycle_cost must reach the 2 rows of this tree, got"),
+        ({"entries": [HEADS | {"tree": NODE, "cost": PRICE | {"rows": [0]}}]}, "cost: CycleCost must have ascending"),
     ],
 )
 def test_an_invalid_profile_is_an_error(path, change, message):

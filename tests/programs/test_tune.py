@@ -12,6 +12,7 @@ import yaml
 
 import eagle_jax
 from eagle_jax.config import TreeConfig
+from eagle_jax.core import CycleCost
 from eagle_jax.runtime import generation
 from eagle_jax.runtime.profile import Entry
 from infer import tune
@@ -62,6 +63,7 @@ def test_costs_between_what_was_measured():
     assert costs.cycle("a", TreeConfig(3, 2, 5)) == pytest.approx(5 + 0.6)
     assert costs.cycle("one", TreeConfig.chain(4)) == pytest.approx(4.5 + 0.2)
     assert costs.cycle("noise", TreeConfig.chain(4)) == 4.5  # drafting never costs less than nothing
+    assert costs.parts("a", TreeConfig(3, 2, 5)) == CycleCost((1, 4, 6), (1.0, 4.0, 5.0), 0.2)
 
 
 def test_the_grid_holds_only_trees_that_can_be():
@@ -233,7 +235,10 @@ def test_the_choice_is_the_best_of_what_was_measured(pair, measured):
     guess = report["predicted"]
     # Three rows cost two plain passes.
     assert guess["pld@2"] == round(part.cycles(None)[0] / part.cycles(TreeConfig.chain(2))[0] / 2, 3)
-    assert entry == Entry(2, 0.0, "pld", length=1, ngram=3, predicted=guess["pld@1"], measured=1.35, worst=1.2)
+    cost = CycleCost((1, 2), (1.0, 1.5))
+    assert entry == Entry(
+        2, 0.0, "pld", length=1, ngram=3, cost=cost, predicted=guess["pld@1"], measured=1.35, worst=1.2
+    )
     assert report["pass_over_plain"] == {1: 1.0, 3: 2.0}
     fast["pld@1"] = {"a": 0.8, "b": 0.9}
     entry, _ = search.tune_request(pair, found, recorded, samples, setting, 2, 5, 1.0)
