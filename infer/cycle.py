@@ -3,6 +3,7 @@
     python -m infer.cycle
     python -m infer.cycle --target PATH --eagle3 PATH --method eagle3@6x10x59
     python -m infer.cycle --temperature 1
+    python -m infer.cycle --model llama-3.1-8b --dtype bfloat16 --batch 8 --context 2048   # random weights
 
 The parts are the plain step and the whole cycle; drafting, the target's pass over the tree, the head's update and the
 commit; above temperature 0 the walk down the tree and the noise of one draw; cycles of smaller trees, without drafting.
@@ -22,14 +23,18 @@ import jax
 import jax.numpy as jnp
 
 import eagle_jax
+from eagle_jax.config import EAGLE1_PARENTS
 from eagle_jax.core.cache import commit
 from eagle_jax.core.loop import step
 from eagle_jax.core.sampling import make_sampling, noise
 from eagle_jax.core.tree import ancestor_mask, node_depths
 from eagle_jax.core.types import Engine, GenerateState, Params, RowRandomness, Verified
 from eagle_jax.core.verify import deterministic
+from eagle_jax.models import eagle3_head, init_head_params, init_params
+from eagle_jax.models.presets import model
 from eagle_jax.runtime.compilation import machine, use_compilation_cache
 from eagle_jax.runtime.generation import prefill_program, request_of
+from infer.common.labels import Label
 from infer.common.methods import Loader, Places, check_methods, load_pair
 from infer.common.programs import at_least_one, listed, run
 from infer.common.timing import Part, time_interleaved
@@ -40,7 +45,9 @@ from infer.tuning.prediction import blank
 class Args(Places):
     """Options of the program."""
 
-    method: str = "hass"  # an EAGLE head, as in infer.bench: hass, eagle2@static, eagle3@6x10x59, ...
+    # an EAGLE head, as in infer.bench: hass, eagle2@static, eagle3@6x10x59, ...; None is hass, with --model eagle3
+    method: str | None = None
+    model: str | None = None  # sizes of a published model, as in infer.aot, with random weights; its head is eagle3
     context: int = 128  # tokens in the cache
     batch: int = 1  # rows
     temperature: float = 0.0  # of the walk and the draws
@@ -53,10 +60,15 @@ def main(args: Args) -> dict[str, Any]:
     """Measures and prints the parts; returns the last line."""
     at_least_one(args, "context", "batch", "turns", "repeats")
     sizes = listed(args, "rows", int, 2)
-    check_methods([args.method], args)
     use_compilation_cache()
-    target, _ = load_pair(args)
-    head = Loader(target, args)(args.method)
+    head: eagle_jax.BoundDrafter | None
+    if args.model is not None:
+        target, head = with_random_weights(args.model, args)
+    else:
+        method = args.method or "hass"
+        check_methods([method], args)
+        target, _ = load_pair(args)
+        head = Loader(target, args)(method)
     if not isinstance(head, eagle_jax.DraftHead):
         raise ValueError(f"--method must be an EAGLE head, got {args.method}. Give hass, eagle1, eagle2 or eagle3.")
 
@@ -86,6 +98,31 @@ def main(args: Args) -> dict[str, Any]:
     report |= {"machine": machine(), "settings": settings}
     print(json.dumps(report))
     return report
+
+
+def with_random_weights(name: str, args: Args) -> tuple[eagle_jax.Target, eagle_jax.BoundDrafter]:
+    """Returns a target and an EAGLE-3 head with the sizes of a published model.
+
+    Raises:
+      ValueError: the method is no EAGLE-3 head, or a target is given too. ConfigError: the model is unknown.
+    """
+    label = Label.parse(args.method or "eagle3")
+    if label.method != "eagle3" or args.target is not None:
+        raise ValueError("--model must come with --method eagle3@... and without --target and --pair, got "
+                         f"{args.method or args.target}. Leave it out.")  # fmt: skip
+
+    def fill(init: Callable[[Any, jax.Array], Params], config: Any) -> Params:
+        shapes = jax.eval_shape(lambda: init(config, jax.random.key(0)))
+        draw = jax.jit(lambda shape: 0.02 * jax.random.normal(jax.random.key(0), shape, args.dtype), static_argnums=0)
+        whole = lambda leaf: jnp.zeros(leaf.shape, leaf.dtype)  # noqa: E731  # of token ids
+        return jax.tree.map(lambda leaf: draw(leaf.shape) if leaf.dtype == jnp.float32 else whole(leaf), shapes)
+
+    config = model(name)
+    head = eagle3_head(config, min(32000, config.vocab_size))
+    target = eagle_jax.Target.from_params(config, fill(init_params, config), name)
+    params = fill(init_head_params, head)
+    tree = label.tree(eagle_jax.TreeConfig(8), EAGLE1_PARENTS)
+    return target, eagle_jax.DraftHead.from_params(head, params, target, tree, "a head of its size")
 
 
 def parts(target: eagle_jax.Target, head: eagle_jax.DraftHead, sizes: Sequence[int], args: Args) -> dict[str, Part]:

@@ -8,7 +8,8 @@
     python -m infer.aot --program train --model llama-3.1-8b --topology v5e:4x4 --rows 16
 
 Needs libtpu (`pip install libtpu`) and no TPU. The whole program is compiled, with abstract weights: prefill and loop,
-or one update of an EAGLE-3 head on its frozen target. That takes minutes. The last line is one JSON object.
+or one update of an EAGLE-3 head on its frozen target. That takes minutes. The last line is one JSON object; its
+`cycle_cost` is what `generate` takes, as `core.CycleCost(**cycle_cost)`.
 """
 
 from __future__ import annotations
@@ -136,8 +137,25 @@ def main(args: Args) -> int:
     if "step" in works and result["cycle"]["compiles"] and result["step"]["compiles"]:
         ratio = result["cycle_over_step"] = round(result["cycle"]["ms"] / result["step"]["ms"], 3)
         print(f"A cycle costs {ratio:.2f} plain steps by these bounds, and yields tau tokens.")
+        result["cycle_cost"] = cost_of_parts(works["cycle"], result, chip)
     print(json.dumps(result))
     return 0 if all(result[name]["fits"] for name in works) else 1
+
+
+def cost_of_parts(work: Workload, found: dict[str, Any], chip: Chip) -> dict[str, Any]:
+    """Returns what `eagle_jax.core.CycleCost` holds, in plain steps, from a cycle's and a plain step's bounds.
+
+    A pass moves at least what a plain step moves, and takes at least the time of its own arithmetic.
+    """
+    step, cycle = (found[name]["ms"] / 1e3 for name in ("step", "cycle"))
+    memory = found["step"]["traffic_gb"] * 1e9 / chip.bandwidth
+    passes = {
+        rows: max(memory, flops / work.mesh.size / chip.flops) / step for rows, flops in (work.by_rows or {}).items()
+    }
+    *_, whole = passes.values()
+    level = max(0.0, cycle / step - whole) / max(1, work.levels)
+    costs = [round(cost, 3) for cost in passes.values()]
+    return {"rows": list(passes), "passes": costs, "level": round(level, 4)}
 
 
 def chip_and_devices(topology: str) -> tuple[Chip, list[Any]]:

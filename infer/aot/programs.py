@@ -29,6 +29,7 @@ from eagle_jax.runtime.target import on_mesh
 from eagle_jax.shapes import medusa_parents
 from eagle_jax.training import Frozen, HeadTrainState, Objective, head_optimiser, head_train_step, product_flops
 from infer.common.labels import PLAIN, Label
+from infer.tuning.prediction import RUNGS, blank
 
 DTYPE = "bfloat16"
 """Of weights and products; a trained head's own weights and the optimiser's state are float32."""
@@ -47,6 +48,8 @@ class Workload(NamedTuple):
       model_flops: of the matrix products of one unit, on all devices, without recomputation.
       flops: `model_flops` and recomputation.
       floor: bytes that one unit must read on one device (`least_bytes`); None for training.
+      by_rows: flops of a pass of so many rows per sequence, without drafting, on all devices, up to the whole tree.
+      levels: levels of the tree.
     """
 
     lowered: jax.stages.Lowered
@@ -57,6 +60,8 @@ class Workload(NamedTuple):
     model_flops: float
     flops: float
     floor: float | None = None
+    by_rows: dict[int, float] | None = None
+    levels: int = 0
 
 
 def generation(
@@ -101,6 +106,14 @@ def generation(
     cache = _abstract((state.cache.keys, state.cache.values), mesh, P(ROWS, TENSOR))
     largest = max(cache[0], key=lambda layer: layer.size)  # a layer without a window
     flops = product_flops(functools.partial(step, engine=engine), params, state, arguments[2])
+    most, undrafted = engine.drafter.num_nodes + 1, Engine(target.fn, blank(1))
+    one = jax.eval_shape(functools.partial(prefill, engine=undrafted, sizes=sizes), *arguments)
+    by_rows = {
+        rows: product_flops(
+            functools.partial(step, engine=undrafted._replace(drafter=blank(rows))), params, one, arguments[2]
+        )
+        for rows in (1, *(size for size in RUNGS if size < most), most)
+    }
     return Workload(
         lowered=generate_program.lower(*arguments, engine=engine, sizes=sizes),
         loop="jit(generate)/while",
@@ -110,6 +123,8 @@ def generation(
         model_flops=flops,
         flops=flops,
         floor=least_bytes(config, params, cache, bound, batch, context),
+        by_rows=by_rows,
+        levels=engine.drafter.depth,
     )
 
 

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -88,6 +89,20 @@ def test_the_floor_of_a_cycle():
     drafter = work.resident["weights"]["drafter"]
     once, fused = programs.local_bytes(drafter), programs.local_bytes(drafter["head"]["fc"])
     assert work.floor == pytest.approx(read + 3 * (once - fused) + fused, rel=1e-6)
+    assert list(work.by_rows) == [1, 4, 6] and work.levels == 3
+    growth = (work.by_rows[6] - work.by_rows[4]) / (work.by_rows[4] - work.by_rows[1])
+    assert growth == pytest.approx(2 / 3, rel=0.01) and work.by_rows[6] > 5 * work.by_rows[1]
+
+
+def test_what_the_parts_of_a_cycle_cost():
+    """By hand: a chip of 100 bytes and 10 operations per second, a step that moves 200 bytes."""
+    work = programs.Workload(
+        None, None, {}, SimpleNamespace(size=2), (), 0.0, 0.0, None, {1: 4.0, 4: 16.0, 16: 64.0}, 4
+    )
+    found = {"step": {"ms": 2000.0, "traffic_gb": 200e-9}, "cycle": {"ms": 4800.0}}
+    parts = aot.cost_of_parts(work, found, aot.Chip(0.0, 100.0, 10.0))
+    # 0.2, 0.8 and 3.2 s of arithmetic, 2 s of memory; the cycle's other 1.6 s are four levels.
+    assert parts == {"rows": [1, 4, 16], "passes": [1.0, 1.0, 1.6], "level": 0.2}
 
 
 def test_parameter_counts():
