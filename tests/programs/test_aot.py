@@ -282,6 +282,30 @@ def test_a_pass_reads_the_small_type_and_writes_no_dequantised_copy(repository, 
     assert dequantised_first["traffic_gb"] > 2 * read  # what the bounds would see
 
 
+ARGMAX = """
+from eagle_jax.models.presets import model
+
+target = model("llama-3.1-8b", 1)
+chip, devices = chip_and_devices("v6e:1x1")
+work = generation(
+    target, "pld@59", target, make_mesh(devices=devices), sampling=make_sampling(0.0), batch=8, prompt=128,
+    max_tokens=128, draft_vocab=1024,
+)
+print(json.dumps(measure(work, chip, "cycle")), flush=True)
+"""
+
+
+@needs_libtpu
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_greedy_verification_writes_no_logits(repository):
+    """Those of 8 rows of 60 tokens have 0.25 GB in float32, more than the chip holds outside HBM."""
+    (found,) = on_tpu(repository, "-c", IMPORTS + ARGMAX)
+    logits = 8 * 60 * 128256 * 4 / 1e9
+    assert found["temporaries_gb"] < 0.5 * logits
+    assert found["traffic_gb"] < found["weights_gb"] + found["cache_gb"] + 0.5 * logits
+
+
 EXPERTS = """
 from dataclasses import replace
 from eagle_jax.models.presets import model
