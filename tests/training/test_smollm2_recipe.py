@@ -63,12 +63,15 @@ def test_a_run_writes_replies_and_lossless_heads(tmp_path, capsys):
     args = recipe.Args(data=tmp_path, tasks=tmp_path / "tasks", target=place, out=tmp_path / "eagle3", **OPTIONS)
     other = dataclasses.replace(args, out=tmp_path / "hass", replies=args.out, method="hass", shards=1)
     loaded = eagle_jax.load_target(place)
-    for run in (args, other):
+    top = dataclasses.replace(other, out=tmp_path / "top", method="eagle3", taps=(6,), feature_weight=1.0)
+    for run in (args, other, top):
         recipe.main(run)
         assert report_of(capsys)["updates"] == 6
         assert [line["updates"] for line in logged(run.out, "accuracy")] == [4, 6]
         check_lossless(loaded, eagle_jax.load_drafter(run.out / "head", loaded, TreeConfig(2, 2, 3)))
     assert not (other.out / recipe.REPLIES).exists()
+    assert eagle_jax.load_drafter(top.out / "head", loaded).config.taps == (6,)
+    assert recipe.learner_of(top, loaded).args.feature_weight == 1.0
     rows = [json.loads(line) for name in (recipe.REPLIES, recipe.HELD_OUT) for line in (args.out / name).open()]
     assert {"gsm8k", "code", "completion"} <= {row["source"] for row in rows}
     known = eagle_jax.chat_ids(eagle_jax.load_tokenizer(place, target.config), [{"role": "user", "content": KNOWN}])

@@ -84,6 +84,8 @@ class Args:
     optimiser: OptimiserKind = "muon"  # as in train.head
     # peak learning rate (method default: eagle3 1e-2 and with adam 4e-3, the others half of it)
     rate: float | None = None
+    taps: tuple[int, ...] | None = None  # hidden states that eagle3 fuses, as in train.head; 30 alone is the top layer
+    feature_weight: float | None = None  # weight of the feature loss (method default: eagle3 0, others 1)
     norms: bool = True  # EAGLE-3.1: a norm per tap before the projection, and the normed state is fed back
     warmup: int = 50  # updates until the peak
     eval_every: int = 512  # updates between two validations; each writes the head
@@ -142,7 +144,8 @@ def learner_of(args: Args, target: eagle_jax.Target, noise: float | None = None)
     """Returns the head of a method with its objective; `noise` None is that of the method."""
     learner = EagleLearner(
         HeadArgs(target=args.target, data=(), out=args.out, method=args.method, draft_vocab=args.draft_vocab,
-                 dtype=args.dtype, noise=noise, fc_norm=args.norms, norm_output=args.norms)
+                 dtype=args.dtype, noise=noise, fc_norm=args.norms, norm_output=args.norms, taps=args.taps,
+                 feature_weight=args.feature_weight)
     )  # fmt: skip
     learner.begin(target)
     return learner
