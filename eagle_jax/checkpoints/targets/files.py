@@ -86,7 +86,9 @@ def load_target_checkpoint(
         chosen = plan(reader, table, expected_shapes(config), problems)
         problems.raise_if_any(
             f"{directory}: the tensors do not fit the {config.architecture} of its configuration:",
-            "Correct config.json, or download the files again.",
+            "Download the file again."
+            if isinstance(files, GgufReader)
+            else "Correct config.json, or download the files again.",
         )
         if not layers:
             chosen = {path: tensor for path, tensor in chosen.items() if not path.startswith("layers_")}
