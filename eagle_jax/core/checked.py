@@ -11,6 +11,7 @@ import numpy as np
 
 from eagle_jax.core.types import (
     Batch,
+    CycleCost,
     Drafter,
     DraftTree,
     Engine,
@@ -36,6 +37,11 @@ def check_arguments(params: Params, batch: Batch, sampling: Any, engine: Engine,
     ):
         if not isinstance(value, kind):
             raise ValueError(f"{name} must be a {kind.__name__}, got a {type(value).__name__}. Pass {remedy}.")
+    if not isinstance(engine.cycle_cost, CycleCost | None):
+        raise ValueError(
+            f"engine.cycle_cost must be a CycleCost or None, got {engine.cycle_cost!r}. Of a float c make "
+            "CycleCost((drafter.num_nodes + 1,), (c,))."
+        )
     if not isinstance(params, Mapping) or not params.keys() >= {"target", "drafter"}:
         found = sorted(params) if isinstance(params, Mapping) else f"a {type(params).__name__}"
         raise ValueError(f'params must be {{"target": ..., "drafter": ...}}, got {found}. Pass the parameters of both.')

@@ -282,8 +282,8 @@ def generate(params: Params, batch: Batch, sampling: Sampling, engine: Engine, s
     """
     if engine.cycle_cost is not None and engine.drafter.reads_choices:
         raise ValueError(
-            "cycle_cost must be None for a drafter that reads the target's choices (lookahead), got "
-            f"{engine.cycle_cost}. Leave it out."
+            "cycle_cost must be None for a drafter that reads the target's choices (lookahead), got a cost. Leave it "
+            "out."
         )
     state = prefill(params, batch, sampling, engine, sizes)
     if engine.cycle_cost is None:

@@ -270,7 +270,8 @@ class CycleCost:
     """What the parts of a cycle cost, in plain steps of the same batch; hashable.
 
     Attributes:
-      rows: sizes of verified trees, the root included, ascending. passes: cost of verifying so many rows per sequence.
+      rows: sizes of verified trees, the root included, ascending; a size between two is interpolated.
+      passes: cost of verifying so many rows per sequence.
       level: cost of drafting a level, and of its part in updating the drafter.
 
     Raises:
@@ -289,8 +290,8 @@ class CycleCost:
         sound = all(0 < cost < np.inf for cost in self.passes) and 0 <= self.level < np.inf
         if not rises or len(self.rows) != len(self.passes) or not sound:
             raise ValueError(
-                f"CycleCost must have ascending rows from 1, as many positive passes, and a level of at least 0, got "
-                f"rows {self.rows}, passes {self.passes}, level {self.level}. Pass what infer.cycle measures."
+                "CycleCost must have ascending rows of at least 1, as many positive passes, and a level of at least 0, "
+                f"got rows {self.rows}, passes {self.passes}, level {self.level}. Pass what infer.cycle measures."
             )
 
     def rungs(self, most: int, all_sizes: bool = True) -> tuple[tuple[int, float], ...]:
@@ -301,8 +302,8 @@ class CycleCost:
         """
         if self.rows[-1] < most:
             raise ValueError(
-                f"cycle_cost must reach the {most} rows of this tree, got rows up to {self.rows[-1]}. Measure it with "
-                "this tree by infer.cycle."
+                f"CycleCost must reach the {most} rows of this tree (its nodes and the root), got rows up to "
+                f"{self.rows[-1]}. Give the cost of a pass of so many rows."
             )
         smaller = [(rows, cost) for rows, cost in zip(self.rows, self.passes, strict=True) if rows < most and all_sizes]
         return *smaller, (most, float(np.interp(most, self.rows, self.passes)))

@@ -192,7 +192,8 @@ def listed(args: object, name: str, kind: Callable[[str], Any] = str, least: int
         if least is None or all(least <= value < float("inf") for value in values):
             return values
     what = ("whole numbers" if kind is int else "numbers") + ("" if least is None else f" of at least {least}")
-    raise ValueError(f"{option_of(name)} must be {what}, got {text!r}. Separate several by commas, such as 1,2.")
+    example = f"{least or 1},{(least or 1) + 1}"
+    raise ValueError(f"{option_of(name)} must be {what}, got {text!r}. Separate several by commas, such as {example}.")
 
 
 def parse_tree(text: str, option: str = "--tree") -> TreeConfig:

@@ -52,7 +52,7 @@ METHODS = {
     "small": lambda target: near_model(target, TREES["k3n12"]), "lookup": eagle_jax.prompt_lookup,
     "lookahead": lambda target: eagle_jax.lookahead(target, ngram=3, window=4, guesses=3),
 }  # fmt: skip
-FAST = ("eagle3", "small")  # a small model is a model within a drafter
+FAST = ("eagle3",)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in METHODS])

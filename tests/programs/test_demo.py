@@ -72,7 +72,7 @@ def dependence(jaxpr, inputs):
 @pytest.mark.parametrize("head", ["hass", "eagle3"])
 def test_every_turn_repeats_its_matrix_products(pair, head):
     """Every matrix product depends on the turn before, so that the compiler moves none out of the loop."""
-    made = cycle.parts(pair, eagle_jax.load_demo(head)[1], cycle.Args(context=8, turns=2))
+    made = cycle.parts(pair, eagle_jax.load_demo(head)[1], [4, 8], cycle.Args(context=8, turns=2))
     for name, part in made.items():
         jaxpr = jax.make_jaxpr(part.body)(part.params, part.carry).jaxpr
         weights, carried = len(jax.tree.leaves(part.params)), len(jax.tree.leaves(part.carry))

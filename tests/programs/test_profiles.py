@@ -158,7 +158,7 @@ NODE = {"depth": 1, "top_k": 1, "num_nodes": 1}
         ({"entries": [HEADS | {"tree": {"depth": 9, "top_k": 2, "num_nodes": 4}}]}, r"entries\[0\]: tree: .*num_nodes"),
         ({"entries": [HEADS | {"tree": NODE | {"verification": "block"}}]}, "must be deterministic in a profile, got"),
         ({"entries": [PLACE | {"cost": PRICE}]}, "cost must be left out with method vanilla"),
-        ({"entries": [HEADS | {"tree": NODE, "cost": PRICE}]}, "cycle_cost must reach the 2 rows of this tree, got"),
+        ({"entries": [HEADS | {"tree": NODE, "cost": PRICE}]}, "CycleCost must reach the 2 rows of this tree"),
         ({"entries": [HEADS | {"tree": NODE, "cost": PRICE | {"rows": [0]}}]}, "cost: CycleCost must have ascending"),
     ],
 )

@@ -218,7 +218,6 @@ def test_a_mesh_runs_the_same_steps(monkeypatch):
     ("cost", "message"),
     [
         *((cost, "be a number of plain steps, at least 1") for cost in (0.5, True, "2", float("nan"), float("inf"))),
-        (CycleCost((1, 4), (1.0, 2.0)), "reach the 13 rows of this tree, got rows up to 4"),
     ],
 )
 def test_a_bad_cost_is_an_error(cost, message):
@@ -232,8 +231,17 @@ def test_a_bad_cost_is_an_error(cost, message):
      ((1, 13), (1.0, 0.0), 0.0), ((1, 13), (1.0, float("nan")), 0.0), ((1, 13), (1.0, 2.0), -1.0)],
 )  # fmt: skip
 def test_bad_costs_are_an_error(rows, passes, level):
-    with pytest.raises(ValueError, match=r"CycleCost must have ascending rows from 1, .*infer\.cycle"):
+    with pytest.raises(ValueError, match=r"CycleCost must have ascending rows of at least 1, .*infer\.cycle"):
         CycleCost(rows, passes, level)
+
+
+def test_costs_must_reach_the_whole_tree_and_be_a_cycle_cost_in_the_engine():
+    head = tiny_head("eagle3", TREES["k3n12"])
+    with pytest.raises(ValueError, match=r"CycleCost must reach the 13 rows of this tree .*, got rows up to 4\. Give"):
+        eagle_jax.generate(tiny_target(), head, PROMPTS, cycle_cost=CycleCost((1, 4), (1.0, 2.0)))
+    request = request_of(tiny_target(), head, PROMPTS)
+    with pytest.raises(ValueError, match=r"engine\.cycle_cost must be a CycleCost or None, got 1\.9\. Of a float"):
+        loop.generate(*request._replace(engine=request.engine._replace(cycle_cost=1.9)))
 
 
 def test_lookahead_has_no_cost():
