@@ -49,7 +49,9 @@ def test_text_is_that_of_plain_decoding(name, temperature, monkeypatch):
     options = RUN | {"temperature": temperature, "log_probs": "law"}
     plain, drafted = (eagle_jax.generate(target, one, PROMPTS, **options) for one in (None, drafter))
     cost = drafter.drafter.depth + 0.5 + next(COSTS)  # more than a cycle can emit: bursts follow every cycle
-    check_text(target, drafter, cost, options, plain, drafted, (name, temperature) in FAST)
+    out = check_text(target, drafter, cost, options, plain, drafted, (name, temperature) in FAST)
+    accepted = drafted.cycles.sum() < plain.cycles.sum()
+    assert drafted.cycles.sum() < out.cycles.sum() or not accepted, "no plain step ran"
 
 
 @pytest.mark.parametrize(("name", "temperature"), list(pytest_params()))
@@ -79,9 +81,10 @@ def check_text(target, drafter, cost, options, plain, drafted, accepts):
     for ours, theirs in zip(out.log_probs, plain.log_probs, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
     assert out.accepted.sum(1).tolist() == out.cycles.tolist()
-    assert drafted.cycles.sum() < out.cycles.sum() <= plain.cycles.sum(), "no plain step ran"
+    assert drafted.cycles.sum() <= out.cycles.sum() <= plain.cycles.sum()
     if accepts:
         assert out.cycles.sum() < plain.cycles.sum(), "nothing was accepted"
+    return out
 
 
 @pytest.mark.parametrize(
