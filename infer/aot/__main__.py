@@ -145,15 +145,16 @@ def main(args: Args) -> int:
 def cost_of_parts(work: Workload, found: dict[str, Any], chip: Chip) -> dict[str, Any]:
     """Returns what `eagle_jax.core.CycleCost` holds, in plain steps, from a cycle's and a plain step's bounds.
 
-    A pass moves at least what a plain step moves, and takes at least the time of its own arithmetic.
+    A pass moves at least what a plain step moves, and takes at least the time of its own arithmetic. A level reads the
+    drafter's weights.
     """
-    step, cycle = (found[name]["ms"] / 1e3 for name in ("step", "cycle"))
+    step = found["step"]["ms"] / 1e3
     memory = found["step"]["traffic_gb"] * 1e9 / chip.bandwidth
     passes = {
         rows: max(memory, flops / work.mesh.size / chip.flops) / step for rows, flops in (work.by_rows or {}).items()
     }
-    *_, whole = passes.values()
-    level = max(0.0, cycle / step - whole) / max(1, work.levels)
+    drafted = (found["cycle"]["floor_gb"] - found["step"]["floor_gb"]) * 1e9 / chip.bandwidth
+    level = max(0.0, drafted / step) / max(1, work.levels)
     costs = [round(cost, 3) for cost in passes.values()]
     return {"rows": list(passes), "passes": costs, "level": round(level, 4)}
 

@@ -99,9 +99,9 @@ def test_what_the_parts_of_a_cycle_cost():
     work = programs.Workload(
         None, None, {}, SimpleNamespace(size=2), (), 0.0, 0.0, None, {1: 4.0, 4: 16.0, 16: 64.0}, 4
     )
-    found = {"step": {"ms": 2000.0, "traffic_gb": 200e-9}, "cycle": {"ms": 4800.0}}
+    found = {"step": {"ms": 2000.0, "traffic_gb": 200e-9, "floor_gb": 180e-9}, "cycle": {"floor_gb": 340e-9}}
     parts = aot.cost_of_parts(work, found, aot.Chip(0.0, 100.0, 10.0))
-    # 0.2, 0.8 and 3.2 s of arithmetic, 2 s of memory; the cycle's other 1.6 s are four levels.
+    # 0.2, 0.8 and 3.2 s of arithmetic, 2 s of memory; four levels read 160 bytes more than a step.
     assert parts == {"rows": [1, 4, 16], "passes": [1.0, 1.0, 1.6], "level": 0.2}
 
 
