@@ -38,7 +38,7 @@ from infer.common.labels import Label
 from infer.common.methods import Loader, Places, check_methods, load_pair
 from infer.common.programs import at_least_one, listed, run
 from infer.common.timing import Part, time_interleaved
-from infer.tuning.prediction import blank
+from infer.tuning.prediction import RUNGS, blank
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,8 @@ class Args(Places):
     context: int = 128  # tokens in the cache
     batch: int = 1  # rows
     temperature: float = 0.0  # of the walk and the draws
-    rows: str = "4,8,16,32"  # sizes of smaller trees, the root included, for cycle_cost; those below the tree's count
+    # rows of smaller trees, the root included, for cycle_cost; only those below the tree's count
+    rows: str = ",".join(map(str, RUNGS))
     turns: int = 16  # cycles per measurement
     repeats: int = 9  # measurements, of which the median counts
 

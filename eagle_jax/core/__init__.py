@@ -5,7 +5,7 @@ from eagle_jax.core.cache import commit
 from eagle_jax.core.loop import emitted_log_probs, emitted_tokens, extend, generate, prefill, required_slots, step
 from eagle_jax.core.randomness import RowRandomness, gumbel, row_keys, threefry_keys, uniform, verify_key
 from eagle_jax.core.sampling import LogProbs, make_sampling, noise, process_logits
-from eagle_jax.core.tree import ancestor_mask, by_score, node_depths
+from eagle_jax.core.tree import ancestor_mask, node_depths
 from eagle_jax.core.types import (
     FINITE,
     PADDING,
@@ -34,7 +34,7 @@ from eagle_jax.core.verify import VerifyFn, deterministic, walk
 __all__ = [
     "FINITE", "PADDING", "ROOT", "Acceptance", "Batch", "CycleCost", "DraftTree", "Drafter", "Engine",
     "GenerateState", "KVCache", "LogProbs", "NewKV", "Params", "RowRandomness", "Sampling", "Sizes", "StepInfo",
-    "TargetFn", "TargetOutput", "Verified", "VerifyFn", "ancestor_mask", "by_score", "commit", "deterministic",
+    "TargetFn", "TargetOutput", "Verified", "VerifyFn", "ancestor_mask", "commit", "deterministic",
     "emitted_log_probs", "emitted_tokens", "empty_cache", "empty_tree", "extend", "generate", "gumbel",
     "longest_update", "make_sampling", "node_depths", "noise", "prefill", "process_logits", "required_slots",
     "row_keys", "step", "threefry_keys", "uniform", "verify_key", "walk",

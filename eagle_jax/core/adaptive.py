@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
-from eagle_jax.core.tree import ancestor_mask, node_depths
 from eagle_jax.core.types import (
     Drafter,
     DraftTree,
@@ -84,16 +83,15 @@ def start(state: GenerateState) -> Progress:
 
 
 def choose(
-    progress: Progress, tree: DraftTree, level: float, rungs: tuple[tuple[int, float], ...], depth: int
+    progress: Progress, tree: DraftTree, drafting: Array | float, rungs: tuple[tuple[int, float], ...]
 ) -> Choice:
     """Chooses the number of rows with the most expected tokens per cost of the cycle.
 
     Args:
-      tree: the best nodes first, if there are several rungs. level: cost of a drafted level.
+      tree: the best nodes first, if there are several rungs. drafting: cost of the drafted levels.
       rungs: rows, and the cost of verifying them.
     """
-    levels = jnp.max(node_depths(ancestor_mask(tree.parents, depth)))
-    costs = level * levels + jnp.array([cost for _, cost in rungs], jnp.float32)
+    costs = drafting + jnp.array([cost for _, cost in rungs], jnp.float32)
     promised = jnp.cumsum(jnp.exp(tree.scores), axis=1)[:, np.array([rows - 1 for rows, _ in rungs])] - 1
     hoped = _mean(promised, progress.state)
     trust = (progress.kept + PRIOR) / (progress.hoped + PRIOR)

@@ -255,8 +255,9 @@ def _adaptive_cycle(
     tree, drafter_state = draft_checked(drafter, params, state, randomness, sampling)
     # Another rule than `deterministic` would be biased by a choice among sampled drafts.
     rungs = cost.rungs(drafter.num_nodes + 1, all_sizes=rule_of(engine) is deterministic)
+    levels = jnp.max(node_depths(ancestor_mask(tree.parents, drafter.depth))) if cost.level else 0
     tree = by_score(tree, drafter.depth) if len(rungs) > 1 else tree
-    choice = adaptive.choose(progress, tree, cost.level, rungs, drafter.depth)
+    choice = adaptive.choose(progress, tree, cost.level * levels, rungs)
 
     def verify_best(rows: int) -> Checked:
         return _verify(params, state, jax.tree.map(lambda column: column[:, :rows], tree), sampling, engine)

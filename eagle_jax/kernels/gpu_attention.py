@@ -102,10 +102,6 @@ def _share(length_ref: Any, query_ref: Any, keys_ref: Any, values_ref: Any, *ref
     each = pl.cdiv(blocks, shares)
     query = query_ref[...]
     dims = jnp.arange(width)
-    # Products of float32 are exact to float32: the text must not depend on how many rows a pass has.
-    dot = functools.partial(
-        plgpu.dot, precision=jax.lax.Precision.HIGHEST if query.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
-    )
 
     def add(index: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         top, total, mixed = carry
@@ -126,11 +122,11 @@ def _share(length_ref: Any, query_ref: Any, keys_ref: Any, values_ref: Any, *ref
             position = last - jax.lax.rem(last, slots) + at
             position = jnp.where(position > last, position - slots, position)  # negative in an empty slot
             visible = (position[None] >= jnp.maximum(first_ref[...], 0)[:, None]) & there[None]
-        scores = jnp.where(visible, dot(query, keys) * scale, LOWEST)
+        scores = jnp.where(visible, plgpu.dot(query, keys) * scale, LOWEST)
         higher = jnp.maximum(top, jnp.max(scores, axis=1))
         kept, weights = jnp.exp(top - higher), jnp.exp(scores - higher[:, None])
         total = kept * total + jnp.sum(weights, axis=1)
-        return higher, total, kept[:, None] * mixed + dot(weights.astype(values.dtype), values)
+        return higher, total, kept[:, None] * mixed + plgpu.dot(weights.astype(values.dtype), values)
 
     empty = (
         jnp.full((tile,), LOWEST, jnp.float32), jnp.zeros((tile,), jnp.float32),

@@ -236,8 +236,9 @@ def _on_tpu(*operands: Any, scale: float) -> Array:
 
 def _on_nvidia(query: Array, *others: Any, scale: float) -> Array:
     # Float32 products that are exact to float32 do not run on tensor cores: the kernel would be 20 times slower.
-    read_cache = _attend_cache if query.dtype == jnp.float32 else attend_cache
-    return _by_kernel(functools.partial(_attend, read_cache=read_cache), scale, query, *others)
+    if query.dtype == jnp.float32:
+        return _attend(query, *others, scale=scale)
+    return _by_kernel(functools.partial(_attend, read_cache=attend_cache), scale, query, *others)
 
 
 BY_DEVICE: dict[str, Callable[..., Array]] = {

@@ -230,18 +230,19 @@ def request_of(
 
 def _checked_cost(cost: float | CycleCost | None, method: core.Drafter) -> CycleCost | None:
     """Returns the cost as the engine takes it; None for plain decoding, which has nothing to leave out."""
-    if cost is None or not method.num_nodes:
-        return None
     rows = method.num_nodes + 1
     if isinstance(cost, CycleCost):
         cost.rungs(rows)  # raises if they do not reach the tree's rows
-        return cost
-    if isinstance(cost, bool) or not isinstance(cost, int | float | np.number) or not 1 <= cost < np.inf:
+    elif cost is not None and (
+        isinstance(cost, bool) or not isinstance(cost, int | float | np.number) or not 1 <= cost < np.inf
+    ):
         raise ValueError(
             f"cycle_cost must be a number of plain steps, at least 1, or a CycleCost, got {cost!r}. Pass what "
             "infer.cycle measures."
         )
-    return CycleCost((rows,), (float(cost),))
+    if cost is None or not method.num_nodes:
+        return None
+    return cost if isinstance(cost, CycleCost) else CycleCost((rows,), (float(cost),))
 
 
 def _chosen(

@@ -29,7 +29,7 @@ from eagle_jax.runtime.target import on_mesh
 from eagle_jax.shapes import medusa_parents
 from eagle_jax.training import Frozen, HeadTrainState, Objective, head_optimiser, head_train_step, product_flops
 from infer.common.labels import PLAIN, Label
-from infer.tuning.prediction import RUNGS, blank
+from infer.tuning.prediction import blank, ladder
 
 DTYPE = "bfloat16"
 """Of weights and products; a trained head's own weights and the optimiser's state are float32."""
@@ -48,7 +48,8 @@ class Workload(NamedTuple):
       model_flops: of the matrix products of one unit, on all devices, without recomputation.
       flops: `model_flops` and recomputation.
       floor: bytes that one unit must read on one device (`least_bytes`); None for training.
-      by_rows: flops of a pass of so many rows per sequence, without drafting, on all devices, up to the whole tree.
+      by_rows: flops of a pass of so many rows per sequence, without drafting, on all devices, up to the whole tree;
+        empty for plain decoding.
       levels: levels of the tree.
     """
 
@@ -106,14 +107,13 @@ def generation(
     cache = _abstract((state.cache.keys, state.cache.values), mesh, P(ROWS, TENSOR))
     largest = max(cache[0], key=lambda layer: layer.size)  # a layer without a window
     flops = product_flops(functools.partial(step, engine=engine), params, state, arguments[2])
-    most, undrafted = engine.drafter.num_nodes + 1, Engine(target.fn, blank(1))
-    one = jax.eval_shape(functools.partial(prefill, engine=undrafted, sizes=sizes), *arguments)
-    by_rows = {
-        rows: product_flops(
-            functools.partial(step, engine=undrafted._replace(drafter=blank(rows))), params, one, arguments[2]
-        )
-        for rows in (1, *(size for size in RUNGS if size < most), most)
-    }
+    by_rows: dict[int, float] = {}
+    if engine.drafter.num_nodes:
+        undrafted = Engine(target.fn, blank(1))
+        one = jax.eval_shape(functools.partial(prefill, engine=undrafted, sizes=sizes), *arguments)
+        for width in ladder(engine.drafter.num_nodes + 1):
+            wide = undrafted._replace(drafter=blank(width))
+            by_rows[width] = product_flops(functools.partial(step, engine=wide), params, one, arguments[2])
     return Workload(
         lowered=generate_program.lower(*arguments, engine=engine, sizes=sizes),
         loop="jit(generate)/while",

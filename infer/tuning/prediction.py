@@ -36,7 +36,7 @@ from infer.tuning.trials import Prompt, Setting, arguments, request_at_width, sh
 WIDTHS = tuple(2**power for power in range(9))
 """Rows of measured target passes; of those between, the seconds are interpolated."""
 RUNGS = (4, 8, 16, 32)
-"""Rows of the smaller passes of a ladder."""
+"""Rows of the smaller passes of a ladder of tree sizes; plain decoding has one row."""
 TURNS = 4
 """Cycles in one compiled loop."""
 RECORDED = 16
@@ -70,12 +70,17 @@ class Costs(NamedTuple):
     def parts(self, method: str, tree: TreeConfig) -> CycleCost:
         """Returns the costs by which `generate` chooses the size of a tree."""
         most, plain = tree.num_nodes + 1, self.at_rows(1)
-        sizes = [1, *(rows for rows in RUNGS if rows < most), most]
+        sizes = ladder(most)
         drafting = self.cycle(method, tree) - self.at_rows(most)
         return CycleCost(
-            tuple(sizes), tuple(round(self.at_rows(rows) / plain, 3) for rows in sizes),
+            sizes, tuple(round(self.at_rows(rows) / plain, 3) for rows in sizes),
             round(drafting / tree.depth / plain, 4),
         )  # fmt: skip
+
+
+def ladder(most: int) -> tuple[int, ...]:
+    """Returns the rows of all passes of a ladder, up to a tree of `most` rows."""
+    return 1, *(rows for rows in RUNGS if rows < most), most
 
 
 def measure_costs(

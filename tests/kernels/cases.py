@@ -1,8 +1,13 @@
 """Arguments of attention with a cache, for the kernels of all devices."""
 
+import functools
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 from hypothesis import strategies as st
+
+from eagle_jax.models import attention
 
 
 def operands(rng, lengths, *, new=5, columns=None, heads=6, groups=2, width=8, slots=40, window=None, sinks=False,
@@ -20,6 +25,21 @@ def operands(rng, lengths, *, new=5, columns=None, heads=6, groups=2, width=8, s
         jnp.asarray(mask), draw(batch, groups, width, slots), draw(batch, groups, slots, width),
         jnp.asarray(lengths, jnp.int32), first, draw(heads) if sinks else None,
     )  # fmt: skip
+
+
+def check_kernel(kernel, given, near=2e-5):
+    """`kernel`, with the arguments of attention with a cache, equals the definition."""
+    scale = given[0].shape[-1] ** -0.5
+    wanted = jax.jit(functools.partial(attention._attend, scale=scale))(*given)
+    found = jax.jit(functools.partial(kernel, scale=scale))(*given)
+    assert found.dtype == wanted.dtype
+    np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (found, wanted)), rtol=near, atol=near)
+
+
+def check_case(kernel, lengths, sizes, dtype):
+    """As `check_kernel`, for a case of `CASES`."""
+    given = operands(np.random.default_rng(len(lengths)), lengths, dtype=dtype, **sizes)
+    check_kernel(kernel, given, 2e-5 if dtype == "float32" else 2e-2)
 
 
 CASES = [

@@ -11,33 +11,22 @@ from hypothesis import strategies as st
 
 from eagle_jax.kernels import attend_cache, gpu_attention
 from eagle_jax.models import attention
-from tests.kernels.cases import CASES, any_operands, operands
+from tests.kernels.cases import CASES, any_operands, check_case, check_kernel, operands
 
 INTERPRETED = functools.partial(attention._attend, read_cache=functools.partial(attend_cache, interpret=True))
-
-
-def check(given, near=2e-5):
-    scale = given[0].shape[-1] ** -0.5
-    wanted = jax.jit(functools.partial(attention._attend, scale=scale))(*given)
-    found = jax.jit(functools.partial(INTERPRETED, scale=scale))(*given)
-    assert found.dtype == wanted.dtype
-    np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (found, wanted)), rtol=near, atol=near)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("lengths", "sizes"), CASES)
 def test_the_kernel_equals_the_definition(lengths, sizes, dtype):
-    check(
-        operands(np.random.default_rng(len(lengths)), lengths, dtype=dtype, **sizes),
-        2e-5 if dtype == "float32" else 2e-2,
-    )
+    check_case(INTERPRETED, lengths, sizes, dtype)
 
 
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_the_kernel_equals_the_definition_for_any_shape(data):
-    check(any_operands(data))
+    check_kernel(INTERPRETED, any_operands(data))
 
 
 @pytest.mark.parametrize("programs", [1, 256])

@@ -10,6 +10,7 @@ import pytest
 from jax.extend.core import Var
 
 import eagle_jax
+from eagle_jax.core import CycleCost
 from infer import cycle, demo
 from tests.programs.conftest import ByteTokenizer
 
@@ -33,9 +34,30 @@ def test_the_parts_of_a_cycle(pair, capsys):
     cycle.main(cycle.Args(method="hass@chain1", context=8, turns=2, repeats=1, temperature=1.0))
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     draws = {"walk with draws", "noise of one draw"}
-    assert set(result["ms"]) == draws | {"plain step", "cycle", "draft", "target pass", "head update", "commit"}
+    parts = {"plain step", "cycle", "draft", "target pass", "head update", "commit", "cycle of 2 rows"}
+    assert set(result["ms"]) == draws | parts
     assert all(value > 0 for value in result["ms"].values())
     assert result["break_even_tau"] == pytest.approx(result["ms"]["cycle"] / result["ms"]["plain step"], abs=2e-3)
+
+
+def test_random_weights_of_a_published_size(pair, capsys, monkeypatch):
+    """The costs are those of the measured parts, as `generate` takes them."""
+    monkeypatch.setattr(cycle, "model", lambda name: pair.config)
+    milliseconds = {"plain step": 2.0, "cycle": 5.0, "cycle of 4 rows": 2.5, "cycle of 6 rows": 3.0, "draft": 0.5,
+                    "target pass": 2.4, "head update": 0.3, "commit": 0.1}  # fmt: skip
+    times = dict(milliseconds)
+    monkeypatch.setattr(cycle, "time_interleaved", lambda calls, _: {name: times[name] / 1000 for name in calls})
+    given = cycle.Args(model="tiny", method="eagle3@2x2x5", context=8, turns=1, repeats=1, dtype="bfloat16")
+    cycle.main(given)
+    cost = json.loads(capsys.readouterr().out.splitlines()[-1])["cycle_cost"]
+    assert cost == {"rows": [1, 4, 6], "passes": [1.0, 1.25, 1.5], "level": 0.5}
+    target, head = cycle.with_random_weights("tiny", given)
+    assert target.dtype == "bfloat16" and head.tree.num_nodes == 5
+    cost = CycleCost(tuple(cost["rows"]), tuple(cost["passes"]), cost["level"])
+    assert len(eagle_jax.generate(target, head, [[1, 2]], max_new_tokens=4, eos_ids=(), cycle_cost=cost).tokens[0]) == 4
+    times["cycle"] = 2.9  # noise: the level still costs what its parts take
+    cycle.main(given)
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["cycle_cost"]["level"] == 0.2
 
 
 @pytest.mark.parametrize(
@@ -43,6 +65,7 @@ def test_the_parts_of_a_cycle(pair, capsys):
     [
         ({"context": 5000, "turns": 2}, r"--context must be at most \d+ for 2 turns, got 5000"),
         ({"method": "pld"}, "--method must be an EAGLE head, got pld"),
+        ({"model": "llama-3.1-8b", "method": "hass"}, r"--model must come with --method eagle3 .*, got hass\. Give"),
         ({"turns": 0}, "--turns must be at least 1, got 0"),
     ],
 )

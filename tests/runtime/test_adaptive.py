@@ -59,9 +59,9 @@ def test_text_does_not_depend_on_the_sizes_of_trees(name, temperature, monkeypat
     """Every cycle takes the next size, so that all follow one another."""
     sizes, choose = [], adaptive.choose
 
-    def in_turns(progress, tree, level, rungs, depth):
+    def in_turns(progress, tree, drafting, rungs):
         sizes.append([rows for rows, _ in rungs])
-        choice = choose(progress, tree, level, rungs, depth)
+        choice = choose(progress, tree, drafting, rungs)
         return choice._replace(rung=jnp.max(progress.state.cycles) % len(rungs))
 
     monkeypatch.setattr(adaptive, "choose", in_turns)
@@ -148,7 +148,7 @@ def test_the_size_with_the_most_tokens_per_cost_is_chosen():
         ((1.0, 1.6, 1.8), 0.0, 0),
         ((1.0, 1.6, 1.8), 0.5, 2),  # drafting two levels has cost 1: 0.5, 0.58 and 0.63
     ):
-        choice = adaptive.choose(progress, tree, level, tuple(zip((1, 2, 3), costs, strict=True)), 2)
+        choice = adaptive.choose(progress, tree, 2 * level, tuple(zip((1, 2, 3), costs, strict=True)))
         assert int(choice.rung) == rung
         assert float(choice.cost) == pytest.approx(2 * level + costs[rung])
         assert float(choice.hoped) == pytest.approx((0, 0.5, 0.75)[rung])
@@ -156,7 +156,7 @@ def test_the_size_with_the_most_tokens_per_cost_is_chosen():
     rungs = ((1, 1.0), (3, 1.2))
     chosen = []
     for _ in range(12):
-        choice = adaptive.choose(progress, tree, 0.0, rungs, 2)
+        choice = adaptive.choose(progress, tree, 0.0, rungs)
         chosen.append(int(choice.rung))
         progress = adaptive.judge(progress, state, info_of([1, 0]), choice)
     assert chosen[:8] == [1] * 8 and 0 in chosen

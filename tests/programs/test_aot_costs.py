@@ -1,0 +1,95 @@
+"""Tests the costs that `infer.aot` computes from HLO and from the sizes of a model."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import pytest
+
+from eagle_jax.core import make_sampling
+from eagle_jax.models import presets
+from eagle_jax.parallel import make_mesh
+from infer.aot import __main__ as aot
+from infer.aot import programs
+from infer.aot.costs import Program
+
+TEXT = (Path(__file__).parent / "toy.hlo").read_text(encoding="utf-8")  # by hand, after dumps of a v5e:2x2
+
+
+def test_costs_of_a_loop():
+    """An update in place costs the update, a slice the slice, VMEM nothing, a loop its turns."""
+    program = Program(TEXT)
+    cache, new, part = 8 * 64 * 128 * 2, 8 * 128 * 2, 2 * 4 * 16
+    body = 2 * new + new + 2 * cache + part
+    assert program.traffic(program.loop_body("walk/while")) == body
+    assert program.traffic("main") == 3 * body + 4 * (64 * 32 + 16 * 32)
+    sent, scattered = new / 1e6, 4e-6 * 64 * 32
+    assert program.collectives("main") == {
+        "all-reduce": {"times": 3, "mb": 3 * sent, "largest": sent},
+        "reduce-scatter": {"times": 1, "mb": scattered, "largest": scattered},
+    }
+    assert program.copies("main", (1, 8, 64, 128)) == ["copied"]
+    assert program.host_transfers() == []
+    called = TEXT.replace("copy(%in.place)", 'custom-call(%in.place), custom_call_target="xla_python_cpu_callback"')
+    assert Program(called).host_transfers() == ["copied"]
+    endless = TEXT.replace("direction=LT", "direction=NE")
+    assert Program(endless).traffic("body") * 2 == Program(TEXT).traffic("main") - Program(endless).traffic("main")
+    with pytest.raises(ValueError, match="got 0"):
+        program.loop_body("absent/while")
+
+
+def test_the_attention_kernel_reads_the_blocks_that_hold_tokens():
+    """Blocks of 512 slots, once per tile of 256 tokens; the other operands once, the result once."""
+    cache, query, new = 2 * 8 * 128 * 2176 * 2, 2 * 8 * 4 * 512 * 128 * 2, 2 * 8 * 512 * 128 * 2
+    shapes = ["s32[2]", "bf16[2,8,4,512,128]", "bf16[2,8,512,128]", "bf16[2,8,512,128]", "bf16[1,512,512]",
+              "bf16[2,8,128,2176]", "bf16[2,8,2176,128]"]  # fmt: skip
+    lines = [f"  %p{index} = {shape} parameter({index})" for index, shape in enumerate(shapes)]
+    call = f"  ROOT %attend_cached.1 = {shapes[1]} custom-call({', '.join(f'%p{i}' for i in range(7))})"
+    text = "\n".join(["ENTRY %main () -> f32[] {", *lines, f'{call}, custom_call_target="tpu_custom_call"', "}"])
+    rest = 4 * 2 + 2 * query + 2 * new + 2 * 512 * 512
+    assert Program(text).traffic("main") == rest + 2 * 2 * cache
+    assert Program(text, 1).traffic("main") == rest + 2 * 2 * cache * 512 / 2176
+    assert Program(text, 513).traffic("main") == rest + 2 * 2 * cache * 1024 / 2176
+
+
+def test_a_gather_beside_products_counts_once():
+    """The compiler splits it over the fusions that it runs beside; each of them passes the buffers on."""
+    program = Program(TEXT)
+    assert program.traffic("chain") == 2 * (16 * 32 + 64 * 32) + 2 * 2 * 8 * 16
+    assert program.collectives("chain") == {"all-gather": {"times": 1, "mb": 4.096e-3, "largest": 4.096e-3}}
+
+
+def test_the_floor_of_a_cycle():
+    """Weights and committed tokens once, the head once per level; a window is read as a whole, an embedding is not."""
+    config = dataclasses.replace(presets.model("qwen3-30b-a3b", 2), windows=(64, 0))
+    mesh = make_mesh(1, 1, 1, devices=jax.devices("cpu")[:1])
+    work = programs.generation(
+        config, "eagle3@3x2x5", config, mesh, batch=2, prompt=128, max_tokens=64, sampling=make_sampling(0.0),
+        draft_vocab=256, drafter_weights="int8", context=100,
+    )  # fmt: skip
+    hidden, heads, groups, size, vocab = 2048, 32, 4, 128, config.vocab_size
+    attention = hidden * size * (2 * heads + 2 * groups) + 2 * size
+    expert, router, norms = 3 * hidden * config.experts.intermediate_size, hidden * 128, 2 * hidden
+    layer = attention + 2 * 6 * 8 * expert + router + norms  # 2 rows of 6 nodes with 8 choices each, of 128 experts
+    read = 2 * (2 * layer + hidden + vocab * hidden)
+    read += 2 * 2 * groups * size * 2 * (64 + 100)
+    drafter = work.resident["weights"]["drafter"]
+    once, fused = programs.local_bytes(drafter), programs.local_bytes(drafter["head"]["fc"])
+    assert work.floor == pytest.approx(read + 3 * (once - fused) + fused, rel=1e-6)
+    assert list(work.by_rows) == [1, 4, 6] and work.levels == 3
+    growth = (work.by_rows[6] - work.by_rows[4]) / (work.by_rows[4] - work.by_rows[1])
+    assert growth == pytest.approx(2 / 3, rel=0.01) and work.by_rows[6] > 5 * work.by_rows[1]
+
+
+def test_what_the_parts_of_a_cycle_cost():
+    """By hand: a chip of 100 bytes and 10 operations per second, a step that moves 200 bytes."""
+    work = programs.Workload(
+        None, None, {}, SimpleNamespace(size=2), (), 0.0, 0.0, None, {1: 4.0, 4: 16.0, 16: 64.0}, 4
+    )
+    found = {"step": {"ms": 2000.0, "traffic_gb": 200e-9, "floor_gb": 180e-9}, "cycle": {"floor_gb": 340e-9}}
+    parts = aot.cost_of_parts(work, found, aot.Chip(0.0, 100.0, 10.0))
+    # 0.2, 0.8 and 3.2 s of arithmetic, 2 s of memory; four levels read 160 bytes more than a step.
+    assert parts == {"rows": [1, 4, 16], "passes": [1.0, 1.0, 1.6], "level": 0.2}
