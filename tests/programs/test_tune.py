@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import namedtuple
 from pathlib import Path
 
 import jax
@@ -16,11 +17,12 @@ from eagle_jax.core import CycleCost
 from eagle_jax.runtime import generation
 from eagle_jax.runtime.profile import Entry
 from infer import tune
-from infer.tuning import search
+from infer.tuning import search, trials
 from infer.tuning.prediction import Costs, Drafts, extremes, record, unverified
 from infer.tuning.trials import Prompt, Score, Setting, arguments, time_against_plain
 from tests.models import random_prompts, tiny_head, tiny_target
 
+Reply = namedtuple("Reply", "tokens")
 WIDE = TreeConfig(depth=2, top_k=3, num_nodes=12)  # every candidate is a node
 KEYS = jax.random.split(jax.random.key(3), 4)
 PROMPTS = [Prompt(tokens, key) for tokens, key in zip(random_prompts([5, 9, 3, 7], 12), KEYS, strict=True)]
@@ -111,6 +113,14 @@ def test_all_prompts_share_one_program():
     record(target, head, [short, long], setting)
     assert generation.generate_program._cache_size() == programs[0] + 2
     assert generation.step_program._cache_size() == programs[1] + 1
+
+
+def test_a_setting_is_timed_with_its_costs(monkeypatch):
+    used, target, cost = [], tiny_target(), CycleCost((1, 3), (1.0, 1.5))
+    monkeypatch.setattr(trials, "run_request", lambda request: used.append(request.engine.cycle_cost) or Reply([[1]]))
+    methods = dict.fromkeys(("pld@2", "other"), eagle_jax.prompt_lookup(target, length=2))
+    time_against_plain(target, methods, {"a": PROMPTS[:1]}, Setting(1, 0.0, 6), 5, costs={"pld@2": cost})
+    assert sorted(map(str, used)) == [str(cost)] * 6 + ["None"] * 12  # once untimed, then five times
 
 
 def test_the_target_does_not_verify_recorded_drafts():
@@ -212,6 +222,7 @@ def measured(monkeypatch):
     lengths: list[dict] = []
 
     def time_against_plain(target, methods, samples, setting, repeats, **options):
+        time_against_plain.costs = options.get("costs")
         lengths.append({task: [len(prompt.tokens) for prompt in prompts] for task, prompts in samples.items()})
         values = {label: {task: [value] * 5 for task, value in speedups[label].items()} for label in methods}
         return {label: Score(by_task) for label, by_task in values.items()}, "1/1"
@@ -232,6 +243,9 @@ def test_the_choice_is_the_best_of_what_was_measured(pair, measured):
     recorded = search.record_drafts(pair, found, samples, setting)
     part = recorded["pld"]
     entry, report = search.tune_request(pair, found, recorded, samples, setting, 2, 5, 1.0)
+    assert search.time_against_plain.costs == {
+        "pld@1": CycleCost((1, 2), (1.0, 1.5)), "pld@2": CycleCost((1, 3), (1.0, 2.0))
+    }  # fmt: skip
     guess = report["predicted"]
     # Three rows cost two plain passes.
     assert guess["pld@2"] == round(part.cycles(None)[0] / part.cycles(TreeConfig.chain(2))[0] / 2, 3)
