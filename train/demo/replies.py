@@ -170,7 +170,8 @@ class Decoder:
 def schedule(prompts: Sequence[Prompt], rows: int, rng: np.random.Generator) -> list[tuple[float, list[Prompt]]]:
     """Returns batches of one source, with their temperatures, in the order of decoding.
 
-    A source's batches are at temperatures 0 and 1 in turns. A second round gives every prompt the other temperature.
+    A source's batches are at temperatures 0 and 1 in turns, those of a second round at 1: a sampled reply is never the
+    same twice, and drafts of sampled text are what a short training learns last.
     """
     ordered: list[tuple[float, list[Prompt]]] = []
     for turn in range(2):
@@ -178,7 +179,7 @@ def schedule(prompts: Sequence[Prompt], rows: int, rng: np.random.Generator) -> 
         for source in dict.fromkeys(prompt.source for prompt in prompts):
             mine = [prompt for prompt in prompts if prompt.source == source]
             parts = [mine[at : at + rows] for at in range(0, len(mine), rows)]
-            batches += [(float((turn + number) % 2), part) for number, part in enumerate(parts)]
+            batches += [(float(turn or number % 2), part) for number, part in enumerate(parts)]
         ordered += [batches[at] for at in rng.permutation(len(batches))]
     return ordered
 
