@@ -2,6 +2,7 @@
 
     python -m infer.bench --methods eagle2,eagle3 --limit 4 --temperatures 0,1
     python -m infer.bench --methods eagle3@chain3,eagle3@4x2x7 --batches 1,4,16 --limit 16 --data FOLDER --tasks gsm8k
+    python -m infer.bench --pair smollm2 --methods eagle3@4x3x15 --by-cost eagle3@4x3x15 --batches 1,4
     python -m infer.bench --target meta-llama/Llama-3.1-8B-Instruct --eagle3 yuhuili/EAGLE3-LLaMA3.1-Instruct-8B \
         --methods eagle3@7x10x59,eagle3@static,pld,lookahead --dtype bfloat16 --tasks path/to/question.jsonl
 
@@ -9,7 +10,9 @@ A method may have a setting, `name[@setting]`: see `infer/common/labels.py`. Pla
 baseline. For every task, temperature and batch size, all methods first run a prompt untimed, which compiles and gives
 the compared text. Then they run it `repeats` times in turns. The speedup is the median of the ratios within a
 repetition. The prefill is also timed alone, with the same program. A conversation continues with the replies of plain
-decoding. If torch is installed, `transformers` is measured on the same weights; `--weights` leaves it out.
+decoding. `--by-cost` measures methods a second time, with the costs of their parts on this machine (`cycle_cost`): then
+every cycle verifies as much of the tree as pays, down to a plain step. If torch is installed, `transformers` is
+measured on the same weights; `--weights` leaves it out.
 
 The program writes result.json and table.md to `out` after every measurement, and `--resume` continues a stopped run. It
 prints the tables and, last, one JSON object (fields: `infer/common/results.py`). `infer.papers` draws the figures.
@@ -29,8 +32,11 @@ from typing import Any
 
 import msgspec
 
+import eagle_jax
 from eagle_jax.checkpoints import write_whole
+from eagle_jax.core import CycleCost
 from eagle_jax.runtime.compilation import forget_programs, use_compilation_cache
+from eagle_jax.runtime.drafters import TreeDrafter
 from infer.common.labels import PLAIN
 from infer.common.methods import NOTHING
 from infer.common.programs import at_least_one, listed, run
@@ -38,6 +44,13 @@ from infer.common.results import Group, Result
 from infer.common.runs import Run, RunArgs, prepare, turns
 from infer.common.tables import markdown
 from infer.common.timing import Call, Method, cell, engine, hugging_face, time_repetitions
+from infer.tuning.prediction import measure_costs
+from infer.tuning.trials import Prompt, Setting
+
+BY_COST = ", by cost"
+"""End of the label of a method that follows its costs."""
+COST_REPEATS = 5
+"""Least repetitions of a cost, of which the least time counts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +58,7 @@ class Args(RunArgs):
     """Options of the benchmark."""
 
     batches: str = "1"  # conversations at a time, several sizes separated by commas
+    by_cost: str | None = None  # trees of --methods to measure with their costs too
     repeats: int = 3  # timed runs, of which the median counts
     transformers: bool = True  # measure `transformers` generate too, if torch is installed
     out: Path = Path("runs/bench")  # directory of the result
@@ -59,8 +73,13 @@ def main(args: Args) -> dict[str, Any]:
         if len(task.questions) < max(batches):
             raise ValueError(f"--batches must be at most the {len(task.questions)} questions of {task.name}, got "
                              f"{max(batches)}. Raise --limit, or lower --batches.")  # fmt: skip
+    trees = listed(args, "by_cost") if args.by_cost is not None else []
+    if others := [label for label in trees if label not in current.labels]:
+        raise ValueError(f"--by-cost must name methods of --methods, got {others[0]}. Add it there.")
     use_compilation_cache()
     drafters = {label: current.load(label) for label in current.labels}
+    if others := [label for label in trees if not has_costs(drafters[label])]:
+        raise ValueError(f"--by-cost must name chains and dynamic trees, got {others[0]}. Leave it out.")
     drafts = {label: current.load.draft(label) for label in current.labels}
     makers: dict[str, Callable[[int, float], Method]] = {
         label: functools.partial(engine, current.target, drafter) for label, drafter in drafters.items()
@@ -71,6 +90,8 @@ def main(args: Args) -> dict[str, Any]:
         makers["transformers"], drafts["transformers"] = hugging_face(current.target), NOTHING
     elif args.transformers:
         print("torch is not installed (pip install -e '.[test]'): transformers is not measured beside the engine")
+    drafts |= {label + BY_COST: drafts[label] for label in trees}
+    costs: dict[tuple[float, int], dict[str, CycleCost]] = {}
     names = [task.name for task in current.tasks]
     groups = [Group(*found) for found in itertools.product(names, current.temperatures, batches)]
     done = {one.group for one in current.result.cells}
@@ -79,7 +100,16 @@ def main(args: Args) -> dict[str, Any]:
             continue
         print(f"{number} of {len(groups)}, {group}: {', '.join(makers)} in turns; programs are compiled first ...",
               file=sys.stderr, flush=True)  # fmt: skip
-        methods = {label: make(args.max_new_tokens, group.temperature) for label, make in makers.items()}
+        sizes = args.max_new_tokens, group.temperature
+        methods = {label: make(*sizes) for label, make in makers.items()}
+        if trees:
+            setting = group.temperature, group.batch
+            if setting not in costs:
+                costs[setting] = costs_of({label: drafters[label] for label in trees}, current, group, args)
+            methods |= {
+                label + BY_COST: engine(current.target, drafters[label], *sizes, cost=cost)
+                for label, cost in costs[setting].items()
+            }
         calls = measure(current, methods, group, args)
         if calls[PLAIN]:
             current.result.cells += [
@@ -89,10 +119,33 @@ def main(args: Args) -> dict[str, Any]:
         write_whole(args.out / "table.md", markdown(current.result))
     print(f"\n{markdown(current.result)}\n\nWritten: {current.path}, with every number of every question")
     report = {"result": str(current.path)} | msgspec.to_builtins(current.result)
+    if costs:
+        report["costs"] = [
+            {"temperature": heat, "batch": batch} | {label: dataclasses.asdict(cost) for label, cost in found.items()}
+            for (heat, batch), found in costs.items()
+        ]
     for one in report["cells"]:
         del one["by_question"], one["draft"], one["accepted"]  # the last line stays short
     print(json.dumps(report))
     return report
+
+
+def has_costs(drafter: eagle_jax.BoundDrafter | None) -> bool:
+    """Returns whether `cycle_cost` can choose the size of a tree."""
+    if not isinstance(drafter, TreeDrafter):
+        return False
+    return drafter.tree.parents is None and drafter.tree.verification == "deterministic"
+
+
+def costs_of(drafters: Mapping[str, Any], current: Run[Result], group: Group, args: Args) -> dict[str, CycleCost]:
+    """Measures the costs of trees after the first prompts of a task."""
+    questions = next(task.questions for task in current.tasks if task.name == group.task)
+    first = next(turns(questions, current, args, group.batch))
+    prompts = [Prompt(*pair) for pair in zip(first.prompts, first.keys, strict=True)]
+    setting = Setting(len(prompts), group.temperature, args.max_new_tokens)
+    by_tree = {label: {drafter.tree: drafter} for label, drafter in drafters.items()}
+    costs = measure_costs(current.target, by_tree, prompts, setting, max(args.repeats, COST_REPEATS))
+    return {label: costs.parts(label, drafter.tree) for label, drafter in drafters.items()}
 
 
 def measure(current: Run[Result], methods: Mapping[str, Method], group: Group, args: Args) -> dict[str, list[Call]]:

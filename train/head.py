@@ -20,7 +20,7 @@ from train.loop.options import HeadArgs as Args
 from train.loop.setup import check_run
 from train.loop.training import start
 
-EAGLE3_ONLY = ("fc_norm", "norm_output", "taps")
+EAGLE3_ONLY = ("copy_layer", "fc_norm", "norm_output", "taps")
 EAGLE_ONLY = (*EAGLE3_ONLY, "unroll", "token_loss", "eta", "token_weight", "feature_weight", "noise", "draft_vocab",
               "head_intermediate")  # fmt: skip
 MEDUSA_ONLY = ("heads", "head_layers", "teacher")

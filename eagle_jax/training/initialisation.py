@@ -17,18 +17,57 @@ def fresh_target(config: DecoderConfig, key: Array) -> Params:
     return _scaled(init_params(config, key), 2 * config.num_layers, skipped=("lm_head",))
 
 
-def fresh_head(config: HeadConfig, key: Array, target: Params, d2t: Int[Array, " Vd"] | None) -> Params:
+def fresh_head(
+    config: HeadConfig,
+    key: Array,
+    target: Params,
+    d2t: Int[Array, " Vd"] | None,
+    feature_scale: Float[Array, " F"] | None = None,
+    copied_layer: int | None = None,
+) -> Params:
     """Draws an EAGLE head (without `d2t`).
 
     An EAGLE-3 head as wide as its target starts with the target's norm, and with its lm_head cut to the draft
     vocabulary: a short training need not learn word frequencies.
+
+    Args:
+      feature_scale: by which training divides the features, as `Frozen.feature_scale`.
+      copied_layer: layer of the target that the head's layer starts with, as `copy_layer`; None draws it.
     """
     head = _scaled(init_head_params(config, key)["head"], 2, skipped=())
     if config.kind == "eagle3" and d2t is not None and config.layer.hidden_size == config.target_hidden_size:
         kept = d2t + jnp.arange(d2t.shape[0], dtype=d2t.dtype)
         norm = {"scale": jnp.array(target["norm"]["scale"])}
         head = {**head, "lm_head": {"weight": lm_head_of(target)[kept]}, "norm": norm}
-    return head
+    return head if copied_layer is None else copy_layer(head, target[f"layers_{copied_layer}"], feature_scale)
+
+
+def copy_layer(head: Params, layer: Params, feature_scale: Float[Array, " F"] | None = None) -> Params:
+    """Starts an EAGLE-3 head with a layer of its target, applied to the highest tap.
+
+    Attention reads the state as the layer does, and half of the drawn weights read the embedding. `fc` passes the
+    highest tap on, and adds half of what it drew.
+
+    Args:
+      head: a drawn head with the sizes of the target.
+      layer: parameters of a "llama" layer, which may be quantised.
+    """
+    layer = dequantise_params(layer)
+    fc = 0.5 * head["fc"]["weight"]
+    width = len(fc)
+    scale = jnp.ones((width,)) if feature_scale is None else feature_scale[-width:]
+    attention = dict(layer["self_attn"])
+    for name in ("q_proj", "k_proj", "v_proj"):
+        drawn, weight = head["self_attn"][name]["weight"][:, :-width], attention[name]["weight"]
+        attention[name] = {**attention[name], "weight": jnp.concatenate([0.5 * drawn, weight], axis=1)}
+    return {
+        **head,
+        "fc": {**head["fc"], "weight": fc.at[:, -width:].add(jnp.diag(scale))},
+        "hidden_norm": layer["input_layernorm"],
+        "post_attention_layernorm": layer["post_attention_layernorm"],
+        "self_attn": attention,
+        "mlp": layer["mlp"],
+    }
 
 
 def fresh_medusa(config: MedusaConfig, key: Array, target: Params) -> Params:

@@ -14,6 +14,7 @@ import numpy as np
 
 import eagle_jax
 from eagle_jax.checkpoints import is_gguf
+from eagle_jax.core import CycleCost
 from eagle_jax.core.types import Params
 from eagle_jax.runtime.generation import request_of, run_request
 from infer.common.results import Cell, Draft, Group, TimedQuestions
@@ -75,10 +76,11 @@ class Method(NamedTuple):
 
 
 def engine(
-    target: eagle_jax.Target, drafter: eagle_jax.BoundDrafter | None, max_new_tokens: int, temperature: float
-) -> Method:
-    """Wraps this library's `generate`."""
-    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature}
+    target: eagle_jax.Target, drafter: eagle_jax.BoundDrafter | None, max_new_tokens: int, temperature: float,
+    cost: CycleCost | None = None,
+) -> Method:  # fmt: skip
+    """Wraps this library's `generate`; `cost` is its `cycle_cost`."""
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "cycle_cost": cost}
 
     def answer(prompts: list[list[int]], keys: jax.Array) -> Answer:
         out = eagle_jax.generate(target, drafter, prompts, key=keys, **options)

@@ -59,6 +59,27 @@ def test_a_run_writes_and_prints_every_cell(quick, capsys, tmp_path, own_module)
     assert (tmp_path / "out" / "table.md").read_text() in printed
 
 
+def test_a_tree_is_measured_with_its_costs_too(quick):
+    label = "eagle3@2x2x3"
+    report = bench.main(quick(bench, methods=label, by_cost=label))
+    plain, fixed, chosen = report["cells"]
+    assert [plain["label"], fixed["label"], chosen["label"]] == ["vanilla", label, f"{label}, by cost"]
+    assert fixed["identical"] == chosen["identical"] == chosen["replies"]
+    (cost,) = report["costs"]
+    assert (cost["temperature"], cost["batch"]) == (0, 1)
+    assert cost[label]["rows"] == (1, 4) and cost[label]["passes"][0] == 1 and cost[label]["level"] > 0
+
+
+@pytest.mark.parametrize(("by_cost", "message"), [
+    ("eagle3@chain4", "--by-cost must name methods of --methods, got eagle3@chain4"),
+    ("pld@3", "--by-cost must name chains and dynamic trees, got pld@3"),
+])  # fmt: skip
+def test_costs_are_of_methods_with_trees(quick, by_cost, message, monkeypatch):
+    monkeypatch.setattr(bench, "costs_of", lambda *_: pytest.fail("went on to measure"))
+    with pytest.raises(ValueError, match=message):
+        bench.main(quick(bench, methods="eagle3@chain2,pld@3", by_cost=by_cost))
+
+
 def test_a_resumed_run_equals_an_uninterrupted_run(quick, tmp_path, monkeypatch):
     options = {"methods": "pld@2", "batches": "1,2"}
     measure, groups = bench.measure, []

@@ -73,6 +73,8 @@ def folder(place, tmp_path_factory):
         ("eagle3", dict(heads=3), "--heads must come with --method medusa, hydra or hydra\\+\\+, got eagle3"),
         ("eagle3", dict(taps=(1, 99, 2)), "--taps must be hidden states of the target, 0 to 2, got 99"),
         ("eagle3", dict(taps=None), "--taps must be given for a target of 2 layers, got none"),
+        ("eagle3", dict(copy_layer=True, head_intermediate=8), "--copy-layer must .*: --head-intermediate 8 is not"),
+        ("hass", dict(copy_layer=True, taps=None), "--copy-layer must come with --method eagle3, got hass"),
         ("hass", dict(), "--taps must come with --method eagle3, got hass"),
         ("medusa", dict(unroll=3), "--unroll must come with --method eagle3, eagle1 or hass, got medusa"),
         ("eagle3", dict(target="./other/no"), "--target ./other/no: path_or_id must be .*, got other/no"),

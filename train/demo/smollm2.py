@@ -8,15 +8,14 @@ With jax 0.11.2 on an H200, Triton GEMM raised CUDA_ERROR_ILLEGAL_INSTRUCTION. T
 - The target answers prompts of `--data`, which holds `gsm8k/train.jsonl` (openai/gsm8k) and `gpteacher/*.json`
   (teknium1/GPTeacher), and prompts that it invents, for `--seconds`: their number depends on the device.
 - A prompt that shares 13 tokens in a row with a question of the six benchmarks in `--tasks` is left out.
-- Features stay in device memory, 4.8 GB per shard of 1,024 rows. The bundled head was trained on eight shards.
+- Features stay in device memory, 4.8 GB per shard of 1,024 rows. The bundled head was trained on 13 shards.
 
 `--out` gets `replies.jsonl` and `heldout.jsonl` (rows as of `train.regenerate`), `head/` (official layout) and
 `log.jsonl`. With `replies.jsonl` there, or in `--replies`, the run begins with training. The last line of output is one
 JSON object.
 
-The bundled head was made in nine minutes by an earlier form of this program with a decoding loop of its own: replies
-have the same distribution, weights differ. It had `--optimiser adam --rows 16 --updates 1984 --no-norms`. The defaults
-are what was better since, on one H100 with 192 updates each: `eagle_jax/assets/smollm2/README.md`.
+The bundled head was made by these functions in seven minutes, with `--seconds 165 --own-batches 10 2 --no-norms
+--updates 4608 --seed 7`. What was tried: `eagle_jax/assets/smollm2/README.md`.
 """
 
 from __future__ import annotations
@@ -87,6 +86,7 @@ class Args:
     taps: tuple[int, ...] | None = None  # hidden states that eagle3 fuses, as in train.head; 30 alone is the top layer
     feature_weight: float | None = None  # weight of the feature loss (method default: eagle3 0, others 1)
     norms: bool = True  # EAGLE-3.1: a norm per tap before the projection, and the normed state is fed back
+    copy_layer: bool = True  # start the layer of eagle3 with the target's last one
     warmup: int = 50  # updates until the peak
     eval_every: int = 512  # updates between two validations; each writes the head
     dtype: Literal["bfloat16", "float32"] = "bfloat16"  # of the target and of products
@@ -145,7 +145,7 @@ def learner_of(args: Args, target: eagle_jax.Target, noise: float | None = None)
     learner = EagleLearner(
         HeadArgs(target=args.target, data=(), out=args.out, method=args.method, draft_vocab=args.draft_vocab,
                  dtype=args.dtype, noise=noise, fc_norm=args.norms, norm_output=args.norms, taps=args.taps,
-                 feature_weight=args.feature_weight)
+                 feature_weight=args.feature_weight, copy_layer=args.copy_layer and args.method == "eagle3")
     )  # fmt: skip
     learner.begin(target)
     return learner
@@ -203,7 +203,7 @@ def train_head(args: Args, target: eagle_jax.Target, corpus: Corpus, held_out: C
     frozen = Frozen(params, d2t, scale)
     rate = args.rate or RATES["eagle3" if args.method == "eagle3" else "eagle1"][args.optimiser]
     tx = training.head_optimiser(rate, args.warmup, args.updates, kind=args.optimiser)
-    fresh = jax.jit(learner.fresh)(jax.random.key(args.seed), params, d2t)
+    fresh = jax.jit(learner.fresh)(jax.random.key(args.seed), params, d2t, scale)
     head = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), fresh)
     state = HeadTrainState(head, tx.init(head), jnp.int32(0), jax.random.key(args.seed))
     update, measure = update_fn(learner, tx), measure_fn(learner_of(args, target, noise=0.0), args.rows)

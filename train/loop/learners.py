@@ -45,7 +45,7 @@ from eagle_jax.training import Frozen, MicroBatch
 from infer.common.programs import naming, parse_tree
 from train.loop.options import DistillArgs, HeadArgs
 from train.loop.places import head_path, target_path
-from train.loop.setup import check_initial, head_config
+from train.loop.setup import check_copied, check_initial, head_config
 
 NUM_HEADS = {"medusa": 5, "hydra": 4, "hydra++": 4}
 """Default number of heads, as the authors trained them."""
@@ -79,8 +79,8 @@ class Learner(abc.ABC):
         """Sets sizes and initial weights for a target."""
 
     @abc.abstractmethod
-    def fresh(self, key: Array, target: Params, d2t: Array | None) -> Params:
-        """Draws fresh parameters."""
+    def fresh(self, key: Array, target: Params, d2t: Array | None, scale: Array | None) -> Params:
+        """Draws fresh parameters; `scale` is that of `scaled`."""
 
     @abc.abstractmethod
     def loss(self, frozen: Frozen, mesh: Mesh | None, remat: bool, trained: Params, batch: MicroBatch) -> Any:
@@ -109,7 +109,7 @@ class EagleLearner(Learner):
     config: HeadConfig
 
     def __init__(self, args: HeadArgs) -> None:
-        self.args, self.rate = args, RATES[args.method]
+        self.args, self.rate, self.copies_layers = args, RATES[args.method], args.copy_layer
         names = ("decay", "token_loss", "eta", "token_weight", "feature_weight", "noise", "chunk")
         given = {"steps": args.unroll, **{name: getattr(args, name) for name in names}}
         changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -121,6 +121,8 @@ class EagleLearner(Learner):
     def begin(self, target: eagle_jax.Target) -> None:
         self.target = target
         self.config = self._read() if self.init else head_config(self.args, target.config)
+        if self.copies_layers:
+            check_copied(self.args, self.config, target.config)
         self.taps = self.config.taps
         self.scaled = self.config.kind == "eagle3" and not self.config.fc_norm
         self.draft_vocab = self.config.draft_vocab_size if self.config.kind == "eagle3" else None
@@ -145,8 +147,9 @@ class EagleLearner(Learner):
         self.initial, self.d2t = params["head"], np.asarray(params["d2t"]) if "d2t" in params else None
         return given
 
-    def fresh(self, key: Array, target: Params, d2t: Array | None) -> Params:
-        return training.fresh_head(self.config, key, target, d2t)
+    def fresh(self, key: Array, target: Params, d2t: Array | None, scale: Array | None) -> Params:
+        copied = self.target.config.num_layers - 1 if self.copies_layers else None
+        return training.fresh_head(self.config, key, target, d2t, scale, copied)
 
     def loss(self, frozen: Frozen, mesh: Mesh | None, remat: bool, trained: Params, batch: MicroBatch) -> Any:
         objective, (texts, target_outputs, key, shares) = dataclasses.replace(self.objective, remat=remat), batch
@@ -204,7 +207,7 @@ class MedusaLearner(Learner):
         check_initial(args.init, given, self.config)
         self.initial = params["heads"]
 
-    def fresh(self, key: Array, target: Params, d2t: Array | None) -> Params:
+    def fresh(self, key: Array, target: Params, d2t: Array | None, scale: Array | None) -> Params:
         return training.fresh_medusa(self.config, key, target)
 
     def loss(self, frozen: Frozen, mesh: Mesh | None, remat: bool, trained: Params, batch: MicroBatch) -> Any:
@@ -270,7 +273,7 @@ class SmallModelLearner(Learner):
                 f"{self.args.length}. Lower it."
             )
 
-    def fresh(self, key: Array, target: Params, d2t: Array | None) -> Params:
+    def fresh(self, key: Array, target: Params, d2t: Array | None, scale: Array | None) -> Params:
         return training.fresh_draft_model(self.config, key, target, self.args.target_layers)
 
     def loss(self, frozen: Frozen, mesh: Mesh | None, remat: bool, trained: Params, batch: MicroBatch) -> Any:

@@ -93,6 +93,7 @@ class HeadArgs(RunArgs):
     # --init keeps its own size, taps and width
     draft_vocab: int | None = None
     head_intermediate: int = 0  # width of an EAGLE head's MLP; 0 is the target's
+    copy_layer: bool = False  # start the layer of eagle3 with the target's last one, which needs its sizes
     heads: int | None = None  # number of heads of medusa (5), hydra and hydra++ (4), one per drafted level
     # residual blocks per head (method default: 1; the authors' Hydra++ has 4, the last three with shared weights). The
     # authors' code reads at most 1 (Medusa) or 2 (Hydra)

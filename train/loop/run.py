@@ -139,13 +139,15 @@ class Run:
     def prepare(self) -> None:
         """Creates the first state, or restores the last one, and builds the update."""
         replicated = jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
-        shapes = jax.eval_shape(self._fresh, self.target.params)
+        width = len(self.learner.taps) * self.target.config.hidden_size
+        scaled = self.learner.scaled
+        drawn_scale = jax.ShapeDtypeStruct((width,), jnp.float32) if scaled else None
+        shapes = jax.eval_shape(self._fresh, self.target.params, drawn_scale)
         shardings = param_shardings(shapes, self.mesh)
         abstract: Any = jax.ShapeDtypeStruct
         place = lambda x, sharding: abstract(x.shape, x.dtype, sharding=sharding)  # noqa: E731
         like = {"state": jax.tree.map(place, shapes, shardings)}
-        if scaled := self.learner.scaled:
-            width = len(self.learner.taps) * self.target.config.hidden_size
+        if scaled:
             like["feature_scale"] = abstract((width,), jnp.float32, sharding=replicated)
         saved = self.checkpoints.restore(like)
         if saved is not None:
@@ -162,7 +164,7 @@ class Run:
             self.step, self.state, scale = saved.step, saved.state["state"], saved.state.get("feature_scale")
         else:
             scale = jax.jit(self._scale, out_shardings=replicated)(self.target.params, *batch) if scaled else None
-            self.state = jax.jit(self._fresh, out_shardings=shardings)(self.target.params)
+            self.state = jax.jit(self._fresh, out_shardings=shardings)(self.target.params, scale)
             if (head := self.learner.initial) is not None:
                 head = head if scale is None else training.fold_scale(head, 1.0 / scale)
                 self.state = self.state._replace(head=jax.device_put(head, param_shardings(head, self.mesh)))
@@ -184,9 +186,9 @@ class Run:
         loss = functools.partial(self.learner.loss, frozen, mesh, remat)
         return training.train_step(loss, self.learner.count_rows, self.tx, state, *batch)
 
-    def _fresh(self, target: Params) -> training.HeadTrainState:
+    def _fresh(self, target: Params, scale: jax.Array | None) -> training.HeadTrainState:
         key = jax.random.key(self.args.seed)
-        head = self.learner.fresh(key, target, None if self.d2t is None else jnp.asarray(self.d2t))
+        head = self.learner.fresh(key, target, None if self.d2t is None else jnp.asarray(self.d2t), scale)
         head = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), head)
         return training.HeadTrainState(head, self.tx.init(head), jnp.int32(0), key)
 

@@ -79,6 +79,19 @@ def check_initial(init: str | None, given: Any, wanted: Any) -> None:
         raise ConfigError(f"--init must fit this run, got {init}: {other}. Give other weights or other options.")
 
 
+def check_copied(args: HeadArgs, head: HeadConfig, target: DecoderConfig) -> None:
+    """Raises a `ConfigError` if the head's layer cannot start with the target's last one."""
+    problem = ""
+    if args.init is not None:
+        problem = "--init has the weights of the layer already"
+    elif target.block != "llama" or target.experts is not None:
+        problem = "the layers of this target are not those of a Llama"
+    elif head.layer.intermediate_size != target.intermediate_size:
+        problem = f"--head-intermediate {args.head_intermediate} is not the target's {target.intermediate_size}"
+    if problem:
+        raise ConfigError(f"--copy-layer must come with a head that fits the target's layers: {problem}. Drop one.")
+
+
 def taps_of(given: tuple[int, ...] | None, layers: int) -> tuple[int, ...]:
     """Returns the hidden states to fuse; by default a low, a middle and a high one.
 
