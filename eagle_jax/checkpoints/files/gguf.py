@@ -56,7 +56,10 @@ class GgufFile:
             self._data = np.memmap(path, np.uint8, "r").data
             if (magic := struct.unpack_from("<4sI", self._data)) not in ((b"GGUF", 2), (b"GGUF", 3)):
                 raise ValueError(f"magic and version are {magic}")
-            self._parse()
+            try:
+                self._parse()
+            except struct.error:
+                raise ValueError(f"its header does not end within {len(self._data)} bytes") from None
         except Exception as error:
             raise CheckpointError(
                 f"{path} must be a whole GGUF file of version 2 or 3, got one that is truncated or of another kind "
