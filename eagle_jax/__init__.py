@@ -12,6 +12,7 @@ from eagle_jax.runtime.errors import NotFiniteError
 from eagle_jax.runtime.generation import GenerateOutput, StreamChunk, generate, stream
 from eagle_jax.runtime.loading import load_demo, load_draft_model, load_drafter, load_medusa, load_target
 from eagle_jax.runtime.profile import load_profile
+from eagle_jax.runtime.rollouts import RolloutOutput, rollout
 from eagle_jax.runtime.session import Session
 from eagle_jax.runtime.target import Target
 
@@ -32,6 +33,7 @@ __all__ = [
     "KVCache",
     "Medusa",
     "NotFiniteError",
+    "RolloutOutput",
     "RopeConfig",
     "Sampling",
     "Session",
@@ -53,6 +55,7 @@ __all__ = [
     "load_tokenizer",
     "lookahead",
     "prompt_lookup",
+    "rollout",
     "shard",
     "stop_ids",
     "stream",

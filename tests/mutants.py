@@ -24,6 +24,7 @@ TEXTS = f"{ENGINE} -k of_a_slow_loop"
 STATIC, DRAWN = f"{TEXTS}[static-greedy]", f"{TEXTS}[k3n12-cut]"
 ADAPTIVE = "tests/runtime/test_adaptive.py"
 LAW = "tests/core/test_law.py"
+ROLLOUT = "tests/core/test_rollout.py -k of_generate"
 KERNEL = "tests/kernels -k kernel_equals_the_definition"
 
 
@@ -48,7 +49,7 @@ MUTANTS = (
            "tests/core/test_tree.py -k transitive_closure"),
     Mutant("positions by row", "core/loop.py", "positions = state.cache.length[:, None] + node_depths(mask)",
            "positions = state.cache.length[:, None] + jnp.arange(mask.shape[1])[None]", STATIC),
-    Mutant("the chunk's start is not in its positions", "core/loop.py",
+    Mutant("the chunk's start is not in its positions", "core/prefill.py",
            "positions = base[:, None] + start + jnp.arange(chunk)[None]",
            "positions = base[:, None] + jnp.arange(chunk)[None]", f"{ENGINE} -k plain_decoding"),
     Mutant("commit one slot off", "core/cache.py", "length=cache.length + count,", "length=cache.length + count + 1,",
@@ -116,6 +117,9 @@ MUTANTS = (
            "    return ring if width < slots else write(ring, 0)", "tests/core/test_cache.py -k ring"),
     Mutant("a wrapped ring is rewound", "runtime/session.py", "known = known if there <= ring else 0", "pass",
            "tests/runtime/test_windows.py -k 'session and None'"),
+    Mutant("a lane takes the job of another sample", "core/lanes.py", "+ state.sample - 1", "+ state.sample", ROLLOUT),
+    Mutant("a lane keeps the drafter of its last job", "core/lanes.py", "pick(part, row), lane, 0), state.lanes, new)",
+           "pick(part, row), lane, 0), state.lanes, new)._replace(drafter=state.lanes.drafter)", ROLLOUT),
     Mutant("a finished row emits", "core/loop.py", "return jnp.where(state.done, 0, emitted)",
            "return jnp.where(state.done, jnp.minimum(emitted, 1), emitted)", f"{ENGINE} -k plain_decoding"),
     Mutant("tokens behind a stop token are kept", "core/loop.py",
@@ -123,7 +127,7 @@ MUTANTS = (
            TEXTS),
     Mutant("the budget is off by one", "core/loop.py", "first), state.budget - state.num_tokens)",
            "first), state.budget - state.num_tokens + 1)", TEXTS),
-    Mutant("logits that are not finite are ignored", "core/loop.py",
+    Mutant("logits that are not finite are ignored", "core/prefill.py",
            "return jnp.isfinite(jnp.max(logits, axis=-1))", "return jnp.max(logits, axis=-1) == logits.max(-1)",
            f"{ENGINE} -k no_finite_logits"),
     Mutant("noise of the wrong position", "core/verify.py", "draw(logits[node], key, index + step, sampling)",

@@ -141,7 +141,7 @@ print([name for name in ("torch", "transformers", "matplotlib") if name in sys.m
 
 
 def test_public_names():
-    assert len(eagle_jax.__all__) == len(set(eagle_jax.__all__)) <= 40
+    assert len(eagle_jax.__all__) == len(set(eagle_jax.__all__)) <= 42
     assert all(hasattr(eagle_jax, name) for name in eagle_jax.__all__)
     assert not set(eagle_jax.__all__) & {path.stem for path in (ROOT / "eagle_jax").iterdir()} - {"viz"}
 

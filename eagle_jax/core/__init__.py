@@ -2,7 +2,9 @@
 
 from eagle_jax.core.adaptive import longest_update
 from eagle_jax.core.cache import commit
-from eagle_jax.core.loop import emitted_log_probs, emitted_tokens, extend, generate, prefill, required_slots, step
+from eagle_jax.core.lanes import Jobs, Replies, RolloutState, advance_rollout, default_room, rollout, start_rollout
+from eagle_jax.core.loop import emitted_log_probs, emitted_tokens, generate, step
+from eagle_jax.core.prefill import extend, prefill, required_slots
 from eagle_jax.core.randomness import RowRandomness, gumbel, row_keys, threefry_keys, uniform, verify_key
 from eagle_jax.core.sampling import LogProbs, make_sampling, noise, process_logits
 from eagle_jax.core.tree import ancestor_mask, node_depths
@@ -32,10 +34,10 @@ from eagle_jax.core.types import (
 from eagle_jax.core.verify import VerifyFn, deterministic, walk
 
 __all__ = [
-    "FINITE", "PADDING", "ROOT", "Acceptance", "Batch", "CycleCost", "DraftTree", "Drafter", "Engine",
-    "GenerateState", "KVCache", "LogProbs", "NewKV", "Params", "RowRandomness", "Sampling", "Sizes", "StepInfo",
-    "TargetFn", "TargetOutput", "Verified", "VerifyFn", "ancestor_mask", "commit", "deterministic",
-    "emitted_log_probs", "emitted_tokens", "empty_cache", "empty_tree", "extend", "generate", "gumbel",
-    "longest_update", "make_sampling", "node_depths", "noise", "prefill", "process_logits", "required_slots",
-    "row_keys", "step", "threefry_keys", "uniform", "verify_key", "walk",
+    "FINITE", "PADDING", "ROOT", "Acceptance", "Batch", "CycleCost", "DraftTree", "Drafter", "Engine", "GenerateState",
+    "Jobs", "KVCache", "LogProbs", "NewKV", "Params", "Replies", "RolloutState", "RowRandomness", "Sampling", "Sizes",
+    "StepInfo", "TargetFn", "TargetOutput", "Verified", "VerifyFn", "advance_rollout", "ancestor_mask", "commit",
+    "default_room", "deterministic", "emitted_log_probs", "emitted_tokens", "empty_cache", "empty_tree", "extend",
+    "generate", "gumbel", "longest_update", "make_sampling", "node_depths", "noise", "prefill", "process_logits",
+    "required_slots", "rollout", "row_keys", "start_rollout", "step", "threefry_keys", "uniform", "verify_key", "walk",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Runs the cycle: draft a tree, verify it in one target pass, commit the accepted path.
+"""Runs the cycle: draft a tree, verify it in one target pass, commit the accepted path; `generate` repeats it.
 
 Pure functions for use inside `jit`, under `vmap` over keys or in `shard_map`. `params` is
 `{"target": ..., "drafter": ...}`; `engine` and `sizes` are static under `jit`. `eagle_jax.generate` is the host-level
@@ -8,7 +8,7 @@ wrapper.
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,9 @@ from jaxtyping import Array, Bool, Float, Int
 from eagle_jax.core import adaptive
 from eagle_jax.core.adaptive import Progress
 from eagle_jax.core.cache import commit
-from eagle_jax.core.checked import check_arguments, draft_checked, update_checked
-from eagle_jax.core.randomness import threefry_keys
-from eagle_jax.core.sampling import draw, log_prob
+from eagle_jax.core.checked import draft_checked, update_checked
+from eagle_jax.core.prefill import has_finite_maximum, is_stop, prefill
+from eagle_jax.core.sampling import log_prob
 from eagle_jax.core.tree import ancestor_mask, by_score, node_depths
 from eagle_jax.core.types import (
     FINITE,
@@ -29,7 +29,6 @@ from eagle_jax.core.types import (
     DraftTree,
     Engine,
     GenerateState,
-    KVCache,
     Params,
     RowRandomness,
     Sampling,
@@ -57,104 +56,6 @@ class Checked(NamedTuple):
     out: TargetOutput
     log_probs: Float[Array, "B D1"] | None
     choices: Int[Array, "B N1"] | None
-
-
-def required_slots(prompt_width: int, max_tokens: int, depth: int, chunk: int) -> int:
-    """Returns the number of cache slots that a run needs."""
-    # After the committed tokens, a chunk or a whole path must fit.
-    return prompt_width + max(chunk, max_tokens + depth + 1)
-
-
-def prefill(params: Params, batch: Batch, sampling: Sampling, engine: Engine, sizes: Sizes) -> GenerateState:
-    """Runs the target over the prompts in chunks and emits the first token of every row.
-
-    The lm_head runs for the last position of a prompt only. Chunks beyond the longest prompt are not computed.
-
-    Raises:
-      ValueError: an argument has another type or shape, the chunk does not divide P, the slots are too few, or the
-        drafter's `update` returns a state of another structure, shape or dtype.
-    """
-    check_arguments(params, batch, sampling, engine, sizes)
-    rows, width = batch.prompts.shape
-    needed = required_slots(width, sizes.max_tokens, adaptive.longest_update(engine), sizes.chunk)
-    slots = needed if sizes.slots is None else sizes.slots
-    if slots < needed:
-        raise ValueError(f"slots must be at least required_slots, {needed}, got {slots}. Raise it, or pass None.")
-    cache, state = engine.target.init_cache(rows, slots), engine.drafter.init(params, rows, slots)
-    return extend(params, cache, state, batch, sampling, engine, sizes)
-
-
-def extend(
-    params: Params, cache: KVCache, drafter_state: Any, batch: Batch, sampling: Sampling, engine: Engine, sizes: Sizes
-) -> GenerateState:
-    """Runs `prefill` after the committed tokens of a cache, for the next turn of a conversation.
-
-    Args:
-      cache: the target's cache, with the text so far, and room for `required_slots` of the new prompts.
-      drafter_state: the drafter's state, updated with the same text.
-      batch: the prompts continue that text; the first token of each is the last emitted one, not yet committed.
-
-    Raises:
-      ValueError: the chunk does not divide P, or `update` returns another state, as in `prefill`.
-    """
-    target, drafter, chunk = engine.target, engine.drafter, sizes.chunk
-    prompts, lengths = batch.prompts, batch.lengths
-    rows, width = prompts.shape
-    if width % chunk:
-        raise ValueError(f"chunk must divide the padded prompt width, {width}, got {chunk}. Pad prompts to a multiple.")
-    base, keys = cache.length, threefry_keys(batch.keys)
-    following = jnp.concatenate([prompts[:, 1:], jnp.zeros((rows, 1), prompts.dtype)], axis=1)
-    causal = jnp.tril(jnp.ones((chunk, chunk), bool))
-
-    def run_chunk(index: Array, carry: tuple) -> tuple:
-        cache, state, last = carry
-        start = index * chunk
-        tokens = jax.lax.dynamic_slice_in_dim(prompts, start, chunk, axis=1)
-        next_tokens = jax.lax.dynamic_slice_in_dim(following, start, chunk, axis=1)
-        positions = base[:, None] + start + jnp.arange(chunk)[None]
-        out = target.forward(params["target"], tokens, positions, causal, cache, drafter.taps)
-        # A row's last prompt position has no next token yet: the update after the loop adds this position.
-        pairs = jnp.clip(lengths - 1 - start, 0, chunk)
-        verified = Verified(tokens, next_tokens, out.features, base + start, pairs)
-        state = update_checked(drafter, params, state, verified)
-        cache = commit(cache, out.new, jnp.clip(lengths - start, 0, chunk), result=out.hidden, windows=target.windows)
-        is_here = (lengths - 1 >= start) & (lengths - 1 < start + chunk)
-        row = jnp.clip(lengths - 1 - start, 0, chunk - 1)
-        found = (_take(out.hidden, row), _take(out.features, row))
-        return cache, state, jax.tree.map(lambda new, old: jnp.where(is_here[:, None], new, old), found, last)
-
-    shapes = target.output_shapes(params["target"], cache, drafter.taps)
-    last = tuple(jnp.zeros((rows, part.shape[2]), part.dtype) for part in (shapes.hidden, shapes.features))
-    with jax.named_scope("prefill"):
-        chunks = (jnp.max(lengths) + chunk - 1) // chunk
-        cache, state, (hidden, feature) = jax.lax.fori_loop(0, chunks, run_chunk, (cache, drafter_state, last))
-        logits = target.logits(params["target"], hidden)
-        finite, zero = _has_finite_maximum(logits), jnp.zeros((rows,), jnp.int32)
-        root = jax.vmap(lambda row, key, index: draw(row, key, index, sampling))(logits, keys, zero)
-        last_tokens = _take(prompts[..., None], lengths - 1)
-        verified = Verified(last_tokens, root[:, None], feature[:, None], base + lengths - 1, jnp.ones_like(lengths))
-        state = update_checked(drafter, params, state, verified)
-    tokens = jnp.zeros((rows, sizes.max_tokens + drafter.depth + 1), jnp.int32).at[:, 0].set(root)
-    log_probs = None
-    if engine.log_probs is not None:
-        first = log_prob(logits, root, engine.log_probs, sampling)
-        log_probs = jnp.zeros(tokens.shape, jnp.float32).at[:, 0].set(first)
-    return GenerateState(
-        cache=cache,
-        drafter=state,
-        root=root,
-        tokens=tokens,
-        num_tokens=finite.astype(jnp.int32),
-        budget=jnp.minimum(batch.budget, sizes.max_tokens),  # a larger budget would overflow the output and the cache
-        eos_ids=batch.eos_ids,
-        done=_is_stop(root[:, None], batch.eos_ids)[:, 0] | (batch.budget <= 1) | ~finite,
-        cycles=zero,
-        accepted=jnp.zeros((rows, drafter.depth + 1), jnp.int32),
-        keys=keys,
-        not_finite=jnp.where(finite, FINITE, zero),  # not 0: a weak type would compile `step` twice
-        bad_drafts=jnp.full_like(zero, FINITE),
-        log_probs=log_probs,
-    )
 
 
 def step(params: Params, state: GenerateState, sampling: Sampling, engine: Engine) -> tuple[GenerateState, StepInfo]:
@@ -188,7 +89,7 @@ def _verify(params: Params, state: GenerateState, tree: DraftTree, sampling: Sam
         positions = state.cache.length[:, None] + node_depths(mask)
         out = target.forward(params["target"], tree.tokens, positions, mask, state.cache, drafter.taps)
         logits = target.logits(params["target"], out.hidden)
-        finite = _has_finite_maximum(logits)
+        finite = has_finite_maximum(logits)
         acceptance = rule_of(engine)(tree, logits, state.keys, state.num_tokens, sampling, depth)
         choices = jnp.argmax(logits, axis=-1).astype(jnp.int32) if drafter.reads_choices else None
         path, count = acceptance.path, acceptance.count
@@ -221,7 +122,7 @@ def _commit(
         if checked.log_probs is not None and state.log_probs is not None:
             log_probs = _append(state.log_probs, checked.log_probs, state.num_tokens)
         running, num_tokens = ~state.done, state.num_tokens + emitted
-        ends = (emitted > 0) & _is_stop(last[:, None], state.eos_ids)[:, 0]
+        ends = (emitted > 0) & is_stop(last[:, None], state.eos_ids)[:, 0]
         stopped = running & (ends | (num_tokens >= state.budget))
         failed = running & ~stopped & (emitted == checked.num_finite)  # the next token would have no finite logits
         has_nan_scores = running & jnp.any(jnp.isnan(tree.scores), axis=1) & (state.bad_drafts == FINITE)
@@ -350,11 +251,6 @@ def rule_of(engine: Engine) -> VerifyFn:
     return engine.verify or engine.drafter.verify or deterministic
 
 
-def _has_finite_maximum(logits: Float[Array, "*b V"]) -> Bool[Array, "*b"]:
-    """Returns whether a token can be drawn: no NaN, no +inf, not only -inf. A maximum with a NaN is NaN."""
-    return jnp.isfinite(jnp.max(logits, axis=-1))
-
-
 def _tokens_before_fault(finite: Bool[Array, "B N1"], acceptance: Acceptance) -> Int[Array, " B"]:
     """Counts the tokens before the first visited node without finite logits; D + 2 if there is none."""
     path, count = acceptance.path, acceptance.count
@@ -365,20 +261,12 @@ def _tokens_before_fault(finite: Bool[Array, "B N1"], acceptance: Acceptance) ->
 
 def _count_emitted(tokens: Int[Array, "B D1"], available: Int[Array, " B"], state: GenerateState) -> Int[Array, " B"]:
     """Counts the emitted tokens: none in a finished row, up to the first stop token, within the budget."""
-    stops = _is_stop(tokens, state.eos_ids)
+    stops = is_stop(tokens, state.eos_ids)
     first = jnp.where(jnp.any(stops, axis=1), jnp.argmax(stops, axis=1) + 1, tokens.shape[1])
     emitted = jnp.minimum(jnp.minimum(available, first), state.budget - state.num_tokens)
     return jnp.where(state.done, 0, emitted).astype(jnp.int32)
 
 
-def _is_stop(tokens: Int[Array, "B M"], eos_ids: Int[Array, "B E"]) -> Bool[Array, "B M"]:
-    return jnp.any(tokens[:, :, None] == eos_ids[:, None, :], axis=-1)
-
-
 def _append(rows: Array, new: Array, at: Int[Array, " B"]) -> Array:
     """Writes `new` into every row, from the row's own index on."""
     return jax.vmap(lambda row, part, place: jax.lax.dynamic_update_slice(row, part, (place,)))(rows, new, at)
-
-
-def _take(values: Array, row: Int[Array, " B"]) -> Array:
-    return jnp.take_along_axis(values, row[:, None, None], axis=1)[:, 0]

@@ -124,8 +124,8 @@ def memory_message(request: Request, detail: str = "") -> str:
     return (
         f"out of memory on {device_name()}{detail}: weights {weights:.2f} GB, caches of {rows} row{'s' * (rows > 1)} "
         f"and {slots} slots {caches:.2f} GB, {weights + caches:.2f} GB {together} without activations and logits. "
-        "Lower the number of prompts, max_new_tokens, a session's context or the tree's num_nodes, load the models in "
-        f'bfloat16 or with weights="int8", or {spread}.'
+        "Lower the number of prompts, max_new_tokens, a session's context, the lanes of a rollout or the tree's "
+        f'num_nodes, load the models in bfloat16 or with weights="int8", or {spread}.'
     )
 
 

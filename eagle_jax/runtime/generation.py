@@ -204,8 +204,12 @@ def request_of(
     key: jax.Array | int | None = None,
     log_probs: LogProbs | None = None,
     cycle_cost: float | CycleCost | None = None,
+    fits: bool = True,
 ) -> Request:
     """Builds the engine's arguments from those of `generate`; error messages name a prompt by `name`.
+
+    Args:
+      fits: also check that caches of all rows fit in memory.
 
     Raises:
       ValueError, ConfigError, CheckpointError, MemoryError: as `generate`, before anything is compiled.
@@ -224,7 +228,8 @@ def request_of(
         raise ValueError("key must be given at temperature > 0, got None. Pass key=jax.random.key(seed) or key=seed.")
     params = {"target": target.params, "drafter": own}
     request = Request(params, batch, sampling, engine, sizes)
-    check_fits(request)
+    if fits:
+        check_fits(request)
     return request
 
 

@@ -63,7 +63,7 @@ def prepare(
     for index, row in enumerate(rows):
         padded[index, : len(row)] = row
     arrays = (jnp.asarray(padded), jnp.asarray(lengths), jnp.asarray(budgets, jnp.int32), jnp.asarray(stops))
-    return Batch(*arrays, _keys(key, len(rows))), Sizes(max_tokens, chunk, slots)
+    return Batch(*arrays, keys_of(key, len(rows))), Sizes(max_tokens, chunk, slots)
 
 
 @functools.partial(jax.jit, static_argnames=("engine", "rows", "slots"))
@@ -77,7 +77,7 @@ _row_keys = jax.jit(lambda key, batch: core.row_keys(key, jnp.arange(batch)), st
 _threefry_keys = jax.jit(core.threefry_keys)
 
 
-def _keys(key: jax.Array | int | None, batch: int) -> jax.Array:
+def keys_of(key: jax.Array | int | None, batch: int) -> jax.Array:
     """Returns a Threefry key per row, from a seed, a raw key, or one key or one per row of any generator."""
     if key is None:
         key = 0

@@ -1,0 +1,240 @@
+"""Answers many prompts in a few lanes: a lane whose reply is over takes the next one, in one program.
+
+Prompts are read in groups, each once for all of its samples, into a room beside the lanes. From there replies begin in
+lanes that are free. A reply depends on its prompt and key alone, so every text is that of `generate`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from eagle_jax.core import adaptive
+from eagle_jax.core.loop import step
+from eagle_jax.core.prefill import Prefix, begin, read, required_slots
+from eagle_jax.core.randomness import threefry_keys
+from eagle_jax.core.types import FINITE, Engine, GenerateState, Params, Sampling, Sizes
+
+
+class Jobs(NamedTuple):
+    """Replies to write: J = Q times G, G samples of each of Q prompts. Job q * G + g is sample g of prompt q.
+
+    Attributes:
+      prompts: [Q, P] int32, padded on the right. lengths: [Q] int32, tokens of every prompt, at least 1.
+      budget: [J] int32, most tokens of a reply. eos_ids: [J, E] int32, stop tokens, padded with -1.
+      keys: [J] PRNG keys.
+    """
+
+    prompts: Int[Array, "Q P"]
+    lengths: Int[Array, " Q"]
+    budget: Int[Array, " J"]
+    eos_ids: Int[Array, "J E"]
+    keys: Key[Array, " J"]
+
+
+class Replies(NamedTuple):
+    """Holds what was written, as in `GenerateState`; rows of unfinished jobs are 0.
+
+    Attributes:
+      tokens: [J, M] int32. num_tokens, cycles, not_finite, bad_drafts: [J] int32. accepted: [J, D+1] int32.
+      log_probs: [J, M] float32 or None. finished: [J] bool.
+    """
+
+    tokens: Int[Array, "J M"]
+    num_tokens: Int[Array, " J"]
+    cycles: Int[Array, " J"]
+    accepted: Int[Array, "J D1"]
+    not_finite: Int[Array, " J"]
+    bad_drafts: Int[Array, " J"]
+    log_probs: Float[Array, "J M"] | None
+    finished: Bool[Array, " J"]
+
+
+class RolloutState(NamedTuple):
+    """Holds a rollout in progress.
+
+    Attributes:
+      lanes: the B replies that are written. job: [B] int32, their jobs; J is a free lane.
+      room: R prompts that were read. ready: replies to them that have begun, without a cache. waiting: [R] bool, which
+        of these still need a lane.
+      first: int32, prompt in the first row of the room. sample: int32, samples of its prompts that have begun.
+      replies: finished ones. passes: int32, target passes over the lanes. groups: int32, groups of prompts that were
+        read.
+    """
+
+    lanes: GenerateState
+    job: Int[Array, " B"]
+    room: Prefix
+    ready: GenerateState
+    waiting: Bool[Array, " R"]
+    first: Int[Array, ""]
+    sample: Int[Array, ""]
+    replies: Replies
+    passes: Int[Array, ""]
+    groups: Int[Array, ""]
+
+
+def start_rollout(
+    params: Params, jobs: Jobs, sampling: Sampling, engine: Engine, sizes: Sizes, lanes: int, room: int
+) -> RolloutState:
+    """Returns a rollout of which nothing is written.
+
+    Args:
+      sizes: `sizes.slots` is the capacity of every lane and row of the room.
+      lanes: B, replies at a time. room: R, prompts that are read together.
+
+    Raises:
+      ValueError: the slots are too few, the numbers of jobs and prompts do not fit, or `engine.cycle_cost` is given.
+    """
+    count, prompts = len(jobs.budget), len(jobs.lengths)
+    if min(lanes, room) < 1:
+        raise ValueError(f"lanes and room must be at least 1, got {lanes} and {room}. Raise them.")
+    if count % prompts:
+        raise ValueError(f"jobs must be a multiple of the {prompts} prompts, got {count}. Give every prompt as many.")
+    if engine.cycle_cost is not None:
+        raise ValueError("engine.cycle_cost must be None in a rollout, got a cost. Leave it out.")
+    width = jobs.prompts.shape[1]
+    needed = required_slots(width, sizes.max_tokens, adaptive.longest_update(engine), sizes.chunk)
+    slots = needed if sizes.slots is None else sizes.slots
+    if slots < needed:
+        raise ValueError(f"slots must be at least required_slots, {needed}, got {slots}. Raise it, or pass None.")
+
+    def empty(rows: int) -> tuple[Prefix, GenerateState]:
+        first = jnp.zeros((rows,), jnp.int32)
+        prefix = read(params, *_caches(params, engine, rows, slots), jobs.prompts[first], jobs.lengths[first], engine,
+                      sizes.chunk)  # fmt: skip
+        return prefix, _begin(params, prefix, jobs, first, sampling, engine, sizes)
+
+    def zeros(tree: Any) -> Any:
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), tree)
+
+    prefix, ready = jax.eval_shape(lambda: empty(room))
+    _, running = jax.eval_shape(lambda: empty(lanes))
+    key = threefry_keys(jobs.keys[:1])
+    with_keys = lambda state, rows: zeros(state._replace(keys=()))._replace(keys=jnp.broadcast_to(key, (rows,)))  # noqa: E731
+    number = lambda value=0: jnp.full((count,), value, jnp.int32)  # noqa: E731  # arrays of their own: they are donated
+    tokens = jnp.zeros((count, *running.tokens.shape[1:]), jnp.int32)
+    log_probs = None if running.log_probs is None else jnp.zeros(tokens.shape, jnp.float32)
+    accepted = jnp.zeros((count, *running.accepted.shape[1:]), jnp.int32)
+    faults = number(FINITE), number(FINITE)
+    replies = Replies(tokens, number(), number(), accepted, *faults, log_probs, jnp.zeros((count,), bool))
+    return RolloutState(
+        with_keys(running, lanes)._replace(done=jnp.ones((lanes,), bool)), jnp.full((lanes,), count, jnp.int32),
+        zeros(prefix), with_keys(ready, room)._replace(cache=()), jnp.zeros((room,), bool),
+        jnp.int32(-room), jnp.int32(count // prompts), replies, jnp.int32(0), jnp.int32(0),
+    )  # fmt: skip
+
+
+def advance_rollout(
+    params: Params, state: RolloutState, jobs: Jobs, sampling: Sampling, engine: Engine, sizes: Sizes, cycles: int
+) -> RolloutState:
+    """Runs `cycles` target passes over the lanes, or fewer if all replies are finished; free lanes are filled first.
+
+    `engine` and `sizes` are those of `start_rollout`.
+    """
+    count, prompts, rows = len(jobs.budget), len(jobs.lengths), len(state.waiting)
+    samples, slots = count // prompts, state.room.cache.slots
+
+    def read_group(state: RolloutState) -> RolloutState:
+        first = state.first + rows
+        at = jnp.minimum(first + jnp.arange(rows), prompts - 1)
+        # Rows of the last group that have no prompt end at once.
+        lengths = jnp.where(first + jnp.arange(rows) < prompts, jobs.lengths[at], 1)
+        caches = _caches(params, engine, rows, slots)
+        room = read(params, *caches, jobs.prompts[at], lengths, engine, sizes.chunk)
+        return state._replace(room=room, first=first, sample=jnp.int32(0), groups=state.groups + 1)
+
+    def begin_sample(state: RolloutState) -> RolloutState:
+        prompt = state.first + jnp.arange(rows)
+        job = jnp.minimum(prompt, prompts - 1) * samples + state.sample
+        ready: Any = _begin(params, state.room, jobs, job, sampling, engine, sizes)
+        ready = ready._replace(cache=())
+        return state._replace(ready=ready, waiting=prompt < prompts, sample=state.sample + 1)
+
+    def enter(state: RolloutState) -> RolloutState:
+        row, lane = jnp.argmax(state.waiting), jnp.argmax(state.job == count)
+        new = state.ready._replace(cache=state.room.cache)
+        pick, put = jax.lax.dynamic_index_in_dim, jax.lax.dynamic_update_index_in_dim
+        lanes = jax.tree.map(lambda rows, part: put(rows, pick(part, row), lane, 0), state.lanes, new)
+        job = (state.first + row) * samples + state.sample - 1
+        return state._replace(
+            lanes=lanes, job=state.job.at[lane].set(job.astype(jnp.int32)), waiting=state.waiting.at[row].set(False)
+        )
+
+    def is_free(state: RolloutState) -> Array:
+        return jnp.any(state.job == count)
+
+    def nobody_waits(state: RolloutState) -> Array:
+        return ~jnp.any(state.waiting)
+
+    def fill(state: RolloutState) -> RolloutState:
+        # Loops of at most one turn: a `lax.cond` would copy the caches.
+        state = jax.lax.while_loop(lambda now: nobody_waits(now) & (now.sample == samples), read_group, state)
+        state = jax.lax.while_loop(nobody_waits, begin_sample, state)
+        state = jax.lax.while_loop(lambda now: is_free(now) & ~nobody_waits(now), enter, state)
+        return _harvest(state)  # a first token may end its reply
+
+    def more(state: RolloutState) -> Array:
+        return ~nobody_waits(state) | (state.sample < samples) | (state.first + rows < prompts)
+
+    def cycle(carry: tuple[Array, RolloutState]) -> tuple[Array, RolloutState]:
+        turn, state = carry
+        state = jax.lax.while_loop(lambda now: is_free(now) & more(now), fill, state)
+        running = jnp.any(~state.lanes.done)
+        lanes, _ = step(params, state.lanes, sampling, engine)
+        state = _harvest(state._replace(lanes=lanes, passes=state.passes + running))
+        return turn + 1, state
+
+    def unfinished(carry: tuple[Array, RolloutState]) -> Array:
+        return (carry[0] < cycles) & ~jnp.all(carry[1].replies.finished)
+
+    return jax.lax.while_loop(unfinished, cycle, (jnp.int32(0), state))[1]
+
+
+def rollout(
+    params: Params, jobs: Jobs, sampling: Sampling, engine: Engine, sizes: Sizes, lanes: int, room: int | None = None
+) -> RolloutState:
+    """Writes all replies in `lanes` lanes: one program, for use inside `jit`.
+
+    Args:
+      room: prompts that are read together; None is a quarter of the lanes.
+
+    Raises:
+      ValueError: as `start_rollout`.
+    """
+    count = len(jobs.budget)
+    state = start_rollout(params, jobs, sampling, engine, sizes, lanes, default_room(lanes) if room is None else room)
+    return advance_rollout(params, state, jobs, sampling, engine, sizes, count * (sizes.max_tokens + 1))
+
+
+def default_room(lanes: int) -> int:
+    """Returns how many prompts are read together: more are faster to read, and take memory beside the lanes."""
+    return max(1, lanes // 4)
+
+
+def _caches(params: Params, engine: Engine, rows: int, slots: int) -> tuple[Any, Any]:
+    return engine.target.init_cache(rows, slots), engine.drafter.init(params, rows, slots)
+
+
+def _begin(
+    params: Params, prefix: Prefix, jobs: Jobs, job: Int[Array, " R"], sampling: Sampling, engine: Engine, sizes: Sizes
+) -> GenerateState:
+    parts = jobs.budget[job], jobs.eos_ids[job], jobs.keys[job]
+    return begin(params, prefix, *parts, sampling, engine, sizes.max_tokens)
+
+
+def _harvest(state: RolloutState) -> RolloutState:
+    """Keeps the replies that are over, and frees their lanes."""
+    count, lanes = len(state.replies.finished), state.lanes
+    at = jnp.where(lanes.done, state.job, count)  # a row beyond the last one is dropped
+
+    def keep(name: str, rows: Array | None) -> Array | None:
+        return None if rows is None else getattr(state.replies, name).at[at].set(rows, mode="drop")
+
+    names = [name for name in Replies._fields if name != "finished"]
+    kept: dict[str, Any] = {name: keep(name, getattr(lanes, name)) for name in names}
+    finished = state.replies.finished.at[at].set(True, mode="drop")
+    return state._replace(replies=Replies(**kept, finished=finished), job=jnp.where(lanes.done, count, state.job))

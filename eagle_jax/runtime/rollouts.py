@@ -1,0 +1,117 @@
+"""Answers many prompts in a few lanes that refill themselves: rollouts of reinforcement learning, evaluation."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+import jax
+import numpy as np
+
+from eagle_jax import core
+from eagle_jax.config import check_integer
+from eagle_jax.core import Jobs, Replies, default_room
+from eagle_jax.parallel import to_host
+from eagle_jax.runtime.drafters import BoundDrafter
+from eagle_jax.runtime.errors import check_finite, check_fits, memory_errors
+from eagle_jax.runtime.generation import STATIC, GenerateOutput, Options, request_of
+from eagle_jax.runtime.request import keys_of
+from eagle_jax.runtime.target import Target
+
+PASSES = 64
+"""Target passes between two looks at the replies."""
+
+start_program = jax.jit(core.start_rollout, static_argnames=(*STATIC, "lanes", "room"))
+advance_program = jax.jit(core.advance_rollout, static_argnames=(*STATIC, "cycles"), donate_argnums=1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RolloutOutput(GenerateOutput):
+    """The result of `rollout`: as of `generate`, with J rows; row q * samples_per_prompt + g is sample g of prompt q.
+
+    Attributes:
+      finished: [J] bool; False only if the rollout was interrupted: such a row has no tokens.
+      passes: target passes over the lanes, without those over prompts.
+    """
+
+    finished: np.ndarray
+    passes: int
+
+
+def rollout(
+    target: Target,
+    drafter: BoundDrafter | None,
+    prompts: Sequence[Sequence[int]],
+    *,
+    lanes: int = 16,
+    samples_per_prompt: int = 1,
+    room: int | None = None,
+    **options: Unpack[Options],
+) -> RolloutOutput:
+    """Generates like `generate`, but at most `lanes` replies at a time: a lane whose reply is over takes the next one.
+
+    Every text and log-probability is what `generate` returns for the prompts, each repeated `samples_per_prompt` times,
+    with the same key: it depends neither on the drafter nor on the lanes. Memory holds caches of `lanes` and `room`
+    rows. Prompts with the largest `max_new_tokens` come first, so that the last lanes end together.
+
+    Ctrl-C ends the rollout after the passes in progress and returns what is finished.
+
+    Args:
+      drafter: None is plain decoding.
+      prompts: token ids per prompt.
+      lanes: replies at a time.
+      samples_per_prompt: replies to every prompt, which is read once.
+      room: prompts that are read together; None is a quarter of the lanes.
+      options: as in `generate`: `max_new_tokens` and `eos_ids` are one for all or one per prompt, `key` is one key, or
+        one per reply.
+
+    Raises:
+      ValueError, NotFiniteError, MemoryError: as `generate`.
+    """
+    for name, value in (
+        ("lanes", lanes),
+        ("samples_per_prompt", samples_per_prompt),
+        ("room", 1 if room is None else room),
+    ):
+        check_integer(name, value)
+    key = options.get("key")
+    placeholder: Options = {**options, "key": None if key is None else 0}
+    request = request_of(target, drafter, prompts, fits=False, **placeholder)
+    params, batch, sampling, engine, sizes = request
+    count, samples = len(batch.lengths), samples_per_prompt
+    lanes = min(lanes, count * samples)
+    room = min(default_room(lanes) if room is None else room, count)
+    held = request._replace(batch=jax.tree.map(lambda rows: rows[np.arange(lanes + room) % count], batch))
+    check_fits(held)
+
+    order = np.argsort(-np.asarray(batch.budget), kind="stable")
+    reply = (order[:, None] * samples + np.arange(samples)[None]).reshape(-1)  # the row of every job in the result
+    every = np.repeat(order, samples)
+    keys = keys_of(key, count * samples)[reply]
+    jobs = Jobs(batch.prompts[order], batch.lengths[order], batch.budget[every], batch.eos_ids[every], keys)
+    static = {"engine": engine, "sizes": sizes}
+    with memory_errors(held):
+        state = start_program(params, jobs, sampling, **static, lanes=lanes, room=room)
+        try:
+            while not to_host(state.replies.finished).all():
+                state = advance_program(params, state, jobs, sampling, **static, cycles=PASSES)
+        except KeyboardInterrupt:
+            if any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):  # in the moment of the call
+                raise
+        found, passes = to_host((state.replies, state.passes))
+    return _output(found, int(passes), np.argsort(reply))
+
+
+def _output(replies: Any, passes: int, rows: np.ndarray) -> RolloutOutput:
+    """Returns the result of `Replies` on the host; row r of it is job `rows[r]`."""
+    parts: Any = (None if part is None else part[rows] for part in replies)
+    found: Any = Replies(*parts)
+    counts = np.where(found.finished, found.num_tokens, 0)
+    texts = [row[:count].tolist() for row, count in zip(found.tokens, counts, strict=True)]
+    kept = None
+    if found.log_probs is not None:
+        kept = [row[:count] for row, count in zip(found.log_probs, counts, strict=True)]
+    output = RolloutOutput(texts, found.cycles, found.accepted, kept, finished=found.finished, passes=passes)
+    check_finite(found.not_finite, found.bad_drafts, output=output)
+    return output

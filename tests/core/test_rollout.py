@@ -1,0 +1,124 @@
+"""Checks replies written in lanes that refill themselves against `generate`, and that lanes do not idle."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eagle_jax.config import TreeConfig
+from eagle_jax.core import FINITE, Batch, CycleCost, Engine, Sizes, make_sampling
+from eagle_jax.core.lanes import Jobs, Replies, advance_rollout, rollout, start_rollout
+from eagle_jax.drafters import vanilla_drafter
+from tests.tables import TARGET, batch_of, generate_jit, parameters, random_table, table_drafter
+
+VOCAB, SIZES = 9, Sizes(max_tokens=12, chunk=4)
+TREE = TreeConfig(2, 2, 4)
+PROMPTS = [[1], [2, 3, 4, 5, 6], [3, 1], [5, 6, 7], [8, 1, 2, 3, 4, 5, 6, 7], [4, 4], [0, 2, 1]]
+rollout_jit = jax.jit(rollout, static_argnames=("engine", "sizes", "lanes", "room"))
+
+
+def jobs_of(batch: Batch, samples: int) -> Jobs:
+    """Returns the jobs whose replies are those of a batch that has every prompt `samples` times."""
+    return Jobs(batch.prompts[::samples], batch.lengths[::samples], batch.budget, batch.eos_ids, batch.keys)
+
+
+def check_same(replies: Replies, state: Any, width: int) -> None:
+    """Checks that replies are what `generate` returned."""
+    assert replies.finished.all()
+    counts = np.asarray(state.num_tokens)
+    np.testing.assert_array_equal(replies.num_tokens, counts)
+    written = np.arange(width)[None] < counts[:, None]
+    for name in ("tokens", "log_probs"):
+        ours, theirs = getattr(replies, name), getattr(state, name)
+        if theirs is not None:
+            np.testing.assert_array_equal(np.asarray(ours)[:, :width][written], np.asarray(theirs)[:, :width][written])
+    for name in ("cycles", "accepted", "not_finite", "bad_drafts"):
+        np.testing.assert_array_equal(getattr(replies, name), getattr(state, name))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("lanes", "room", "samples"), [(1, 1, 1), (3, 2, 1), (2, 3, 3), (8, 2, 2), (16, 4, 1)])
+def test_replies_are_those_of_generate(temperature, lanes, room, samples):
+    rng = np.random.default_rng(lanes)
+    prompts = [prompt for prompt in PROMPTS for _ in range(samples)]
+    budget = rng.integers(1, SIZES.max_tokens + 1, len(prompts)).tolist()
+    stops = [rng.choice(VOCAB, rng.integers(0, 2), replace=False).tolist() for _ in prompts]
+    batch, params = batch_of(prompts, budget, stops, SIZES.chunk), parameters(random_table(VOCAB))
+    engine = Engine(TARGET, table_drafter(TREE, VOCAB), log_probs="target")
+    sampling = make_sampling(temperature)
+    done = rollout_jit(params, jobs_of(batch, samples), sampling, engine=engine, sizes=SIZES, lanes=lanes, room=room)
+    check_same(done.replies, generate_jit(params, batch, sampling, engine=engine, sizes=SIZES), SIZES.max_tokens)
+    assert done.lanes.drafter.sound[: len(prompts)].all()
+    assert int(done.groups) == -(-len(PROMPTS) // room), "every prompt is read once for all its samples"
+
+
+def test_a_rollout_in_parts_is_the_same():
+    batch = batch_of(PROMPTS, [12] * len(PROMPTS), [[]] * len(PROMPTS), SIZES.chunk)
+    params, jobs = parameters(random_table(VOCAB)), jobs_of(batch, 1)
+    engine, sampling = Engine(TARGET, vanilla_drafter()), make_sampling(1.0)
+    advance = jax.jit(advance_rollout, static_argnames=("engine", "sizes", "cycles"), donate_argnums=1)
+    state = start_rollout(params, jobs, sampling, engine, SIZES, 2, 1)
+    seen = []
+    while not state.replies.finished.all():
+        state = advance(params, state, jobs, sampling, engine=engine, sizes=SIZES, cycles=5)
+        seen.append(int(state.replies.finished.sum()))
+    assert seen == sorted(seen) and 0 < seen[2] < len(PROMPTS)
+    check_same(state.replies, generate_jit(params, batch, sampling, engine=engine, sizes=SIZES), SIZES.max_tokens)
+    assert advance._cache_size() == 1
+
+
+def test_a_reply_without_finite_logits_ends_alone():
+    table = random_table(VOCAB)
+    table[:, 7, :] = np.nan
+    batch = batch_of(PROMPTS, [4] * len(PROMPTS), [[]] * len(PROMPTS), SIZES.chunk)
+    engine, sampling, params = Engine(TARGET, vanilla_drafter()), make_sampling(1.0), parameters(table)
+    done = rollout_jit(params, jobs_of(batch, 1), sampling, engine=engine, sizes=SIZES, lanes=2, room=2)
+    state = generate_jit(params, batch, sampling, engine=engine, sizes=SIZES)
+    assert 0 < (np.asarray(state.not_finite) != FINITE).sum() < len(PROMPTS)
+    check_same(done.replies, state, SIZES.max_tokens)
+
+
+@pytest.mark.parametrize("drafter", [vanilla_drafter(), table_drafter(TREE, VOCAB)], ids=["plain", "tree"])
+def test_lanes_do_not_idle(drafter):
+    """256 replies of lognormal lengths, the longest 20 times the median, in 16 lanes; long budgets come first."""
+    rng, sizes = np.random.default_rng(0), Sizes(max_tokens=200, chunk=4)
+    draws = np.exp(rng.normal(size=256))
+    budget = np.maximum(1, np.round(10 * draws / np.median(draws))).astype(int).clip(max=200)
+    budget[np.argmax(budget)] = 200
+    for budgets in (np.sort(budget)[::-1], budget):
+        batch = batch_of([[1, 2, 3]] * 256, budgets.tolist(), [[]] * 256, sizes.chunk)
+        done = rollout_jit(
+            parameters(random_table(VOCAB)), jobs_of(batch, 1), make_sampling(1.0), engine=Engine(TARGET, drafter),
+            sizes=sizes, lanes=16, room=4,
+        )  # fmt: skip
+        cycles, passes = np.asarray(done.replies.cycles), int(done.passes)
+        assert done.replies.num_tokens.tolist() == budgets.tolist()
+        bound = cycles.sum() / 16
+        # A lane idles only while no job is left, so for less than the longest job.
+        assert bound <= passes <= (1.1 * bound if budgets is not budget else bound + cycles.max())
+        assert passes < 0.7 * sum(int(cycles[at : at + 16].max()) for at in range(0, 256, 16)) or budgets is not budget
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lanes": 0}, "lanes and room must be at least 1, got 0 and 1"),
+        ({"jobs": 8}, "jobs must be a multiple of the 7 prompts, got 8"),
+        ({"slots": 9}, "slots must be at least required_slots, 21, got 9"),
+        ({"cost": CycleCost((1,), (1.0,))}, "engine.cycle_cost must be None in a rollout"),
+    ],
+)
+def test_bad_arguments_raise(changes, message):
+    batch = batch_of(PROMPTS, [12] * len(PROMPTS), [[]] * len(PROMPTS), SIZES.chunk)
+    jobs = jobs_of(batch, 1)
+    if "jobs" in changes:
+        jobs = jobs._replace(budget=jnp.ones((changes["jobs"],), jnp.int32))
+    engine = Engine(TARGET, vanilla_drafter(), cycle_cost=changes.get("cost"))
+    start = functools.partial(start_rollout, parameters(random_table(VOCAB)), jobs, make_sampling(0.0), engine)
+    with pytest.raises(ValueError, match=message):
+        start(SIZES._replace(slots=changes.get("slots")), changes.get("lanes", 2), 1)

@@ -1,0 +1,91 @@
+"""Checks `rollout`: the texts of `generate`, prompt by prompt; interruption, memory, bad input."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import eagle_jax
+from eagle_jax.runtime import errors, rollouts
+from tests.models import DRAFTERS, random_prompts, tiny_target
+
+PROMPTS = random_prompts([5, 31, 1, 17, 8, 3], 12)
+RUN = dict(max_new_tokens=[30, 7, 25, 1, 32, 12], eos_ids=[[3], [5], [], [1, 2], [0, 7, 9, 11, 10], [4]])
+
+
+def repeated(values, samples):
+    return [value for value in values for _ in range(samples)]
+
+
+@pytest.mark.parametrize(("name", "samples", "temperature"), [
+    (None, 1, 0.0), ("eagle3-k3n12", 1, 0.0), ("eagle3-k3n12", 3, 1.0), ("eagle1-static", 1, 1.0), ("lookup", 2, 1.0),
+    ("medusa-static", 1, 0.0), ("lookahead", 1, 0.0), ("small-dynamic", 1, 1.0),
+])  # fmt: skip
+def test_texts_are_those_of_generate(name, samples, temperature):
+    target = tiny_target()
+    drafter = None if name is None else DRAFTERS[name](target)
+    options = dict(temperature=temperature, key=7, log_probs="target")
+    ours = eagle_jax.rollout(target, drafter, PROMPTS, lanes=3, samples_per_prompt=samples, **RUN, **options)
+    every = {name: repeated(values, samples) for name, values in RUN.items()}
+    theirs = eagle_jax.generate(target, drafter, repeated(PROMPTS, samples), **every, **options)
+    assert ours.tokens == theirs.tokens and ours.finished.all()
+    for own, other in zip(ours.log_probs, theirs.log_probs, strict=True):
+        np.testing.assert_allclose(own, other, atol=1e-5)
+    np.testing.assert_array_equal(ours.cycles, theirs.cycles)
+    assert ours.tau == theirs.tau
+    assert theirs.cycles.sum() / 3 <= ours.passes <= theirs.cycles.sum() / 3 + theirs.cycles.max()
+
+
+def test_prompts_and_budgets_of_a_shape_share_a_program():
+    target, before = tiny_target(), rollouts.advance_program._cache_size()
+    for key, budgets in ((0, [9, 3, 4, 5, 6, 7]), (1, [1, 8, 8, 2, 30, 3])):
+        eagle_jax.rollout(target, None, PROMPTS[::-1], lanes=2, max_new_tokens=budgets, temperature=0.5, key=key)
+    assert rollouts.advance_program._cache_size() == before + 1
+
+
+def test_an_interrupted_rollout_returns_what_is_finished(monkeypatch):
+    target, seen = tiny_target(), []
+    read = rollouts.to_host
+
+    def interrupted(tree):
+        seen.append(tree)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        return read(tree)
+
+    monkeypatch.setattr(rollouts, "to_host", interrupted)
+    monkeypatch.setattr(rollouts, "PASSES", 31)
+    out = eagle_jax.rollout(target, None, PROMPTS, lanes=2, max_new_tokens=[30, 7, 25, 1, 30, 12], eos_ids=())
+    whole = eagle_jax.generate(target, None, PROMPTS, max_new_tokens=[30, 7, 25, 1, 30, 12], eos_ids=())
+    assert out.finished.tolist() == [True, False, True, False, True, False] or 0 < out.finished.sum() < 6
+    for done, text, expected in zip(out.finished, out.tokens, whole.tokens, strict=True):
+        assert text == (expected if done else [])
+
+
+def test_memory_is_that_of_lanes_and_room(monkeypatch):
+    target, rows = tiny_target(), []
+    monkeypatch.setattr(rollouts, "check_fits", lambda request: rows.append(len(request.batch.lengths)))
+    eagle_jax.rollout(target, None, PROMPTS * 4, lanes=8, max_new_tokens=2)
+    assert rows == [10]
+    monkeypatch.undo()
+    monkeypatch.setattr(errors, "_limit", lambda _: 1000)
+    monkeypatch.setattr(rollouts, "start_program", lambda *_, **__: pytest.fail("went on to compile"))
+    with pytest.raises(MemoryError, match=r"caches of 10 rows .* the lanes of a rollout"):
+        eagle_jax.rollout(target, None, PROMPTS * 4, lanes=8, max_new_tokens=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(lanes=0), "lanes must be an integer of at least 1, got 0"),
+        (dict(samples_per_prompt=0), "samples_per_prompt must be an integer of at least 1"),
+        (dict(room=0), "room must be an integer of at least 1, got 0"),
+        (dict(temperature=1.0), "key must be given at temperature > 0"),
+        (dict(temperature=1.0, key=np.zeros((5, 2), np.uint32)), "key must be one key, an array of 6 keys"),
+        (dict(max_new_tokens=[1]), "max_new_tokens must have a number per prompt .6., got 1"),
+    ],
+)
+def test_bad_arguments_raise(options, message, monkeypatch):
+    monkeypatch.setattr(rollouts, "start_program", lambda *_, **__: pytest.fail("went on to compile"))
+    with pytest.raises(ValueError, match=message):
+        eagle_jax.rollout(tiny_target(), None, PROMPTS, **options)
