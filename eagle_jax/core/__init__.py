@@ -4,7 +4,7 @@ from eagle_jax.core.adaptive import longest_update
 from eagle_jax.core.cache import commit
 from eagle_jax.core.lanes import Jobs, Replies, RolloutState, advance_rollout, default_room, rollout, start_rollout
 from eagle_jax.core.loop import emitted_log_probs, emitted_tokens, generate, step
-from eagle_jax.core.prefill import extend, prefill, required_slots
+from eagle_jax.core.prompts import extend, prefill, required_slots
 from eagle_jax.core.randomness import RowRandomness, gumbel, row_keys, threefry_keys, uniform, verify_key
 from eagle_jax.core.sampling import LogProbs, make_sampling, noise, process_logits
 from eagle_jax.core.tree import ancestor_mask, node_depths

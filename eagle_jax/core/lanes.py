@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from eagle_jax.core import adaptive
 from eagle_jax.core.loop import step
-from eagle_jax.core.prefill import Prefix, begin, read, required_slots
+from eagle_jax.core.prompts import Prefix, begin, read, required_slots
 from eagle_jax.core.randomness import threefry_keys
 from eagle_jax.core.types import FINITE, Engine, GenerateState, Params, Sampling, Sizes
 

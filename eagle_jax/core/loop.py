@@ -18,7 +18,7 @@ from eagle_jax.core import adaptive
 from eagle_jax.core.adaptive import Progress
 from eagle_jax.core.cache import commit
 from eagle_jax.core.checked import draft_checked, update_checked
-from eagle_jax.core.prefill import has_finite_maximum, is_stop, prefill
+from eagle_jax.core.prompts import has_finite_maximum, is_stop, prefill
 from eagle_jax.core.sampling import log_prob
 from eagle_jax.core.tree import ancestor_mask, by_score, node_depths
 from eagle_jax.core.types import (

@@ -22,7 +22,7 @@ import eagle_jax
 from eagle_jax.config import TreeConfig
 from eagle_jax.core import ROOT, CycleCost, Drafter, DraftTree, Params, RowRandomness, Verified, empty_tree
 from eagle_jax.core.loop import step
-from eagle_jax.core.prefill import prefill
+from eagle_jax.core.prompts import prefill
 from eagle_jax.drafters import vanilla_drafter
 from eagle_jax.evaluate import depths_and_ranks
 from eagle_jax.parallel import to_host
