@@ -15,7 +15,8 @@ every cycle verifies as much of the tree as pays, down to a plain step. If torch
 measured on the same weights; `--weights` leaves it out.
 
 The program writes result.json and table.md to `out` after every measurement, and `--resume` continues a stopped run. It
-prints the tables and, last, one JSON object (fields: `infer/common/results.py`). `infer.papers` draws the figures.
+prints the tables and, last, one JSON object (fields: `infer/common/results.py`; `costs` of `--by-cost`, measured after
+the first prompts of the first task). `infer.papers` draws the figures.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from infer.tuning.trials import Prompt, Setting
 BY_COST = ", by cost"
 """End of the label of a method that follows its costs."""
 COST_REPEATS = 5
-"""Least repetitions of a cost, of which the least time counts."""
+"""Least number of timings of a cost; the fastest counts."""
 
 
 @dataclasses.dataclass(frozen=True)

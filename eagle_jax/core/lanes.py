@@ -1,7 +1,8 @@
 """Answers many prompts in a few lanes: a lane whose reply is over takes the next one, in one program.
 
 Prompts are read in groups, each once for all of its samples, into a room beside the lanes. From there replies begin in
-lanes that are free. A reply depends on its prompt and key alone, so every text is that of `generate`.
+lanes that are free. With the default acceptance rule a reply depends on its prompt and key alone, so every text is
+that of `generate`. Every leaf of the drafter's state must have its rows on axis 0.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Jobs(NamedTuple):
 
 
 class Replies(NamedTuple):
-    """Holds what was written, as in `GenerateState`; rows of unfinished jobs are 0.
+    """Holds finished replies, as in `GenerateState`; other rows are 0, or `FINITE` in the last two.
 
     Attributes:
       tokens: [J, M] int32. num_tokens, cycles, not_finite, bad_drafts: [J] int32. accepted: [J, D+1] int32.
@@ -57,9 +58,9 @@ class RolloutState(NamedTuple):
     """Holds a rollout in progress.
 
     Attributes:
-      lanes: the B replies that are written. job: [B] int32, their jobs; J is a free lane.
-      room: R prompts that were read. ready: replies to them that have begun, without a cache. waiting: [R] bool, which
-        of these still need a lane.
+      lanes: the B replies in progress. job: [B] int32, their jobs; J marks a free lane.
+      room: the R prompts read last. ready: the next sample of each, after its first token, without a cache.
+      waiting: [R] bool, rows of `ready` that are not yet in a lane.
       first: int32, prompt in the first row of the room. sample: int32, samples of its prompts that have begun.
       replies: finished ones. passes: int32, target passes over the lanes. groups: int32, groups of prompts that were
         read.
@@ -80,27 +81,24 @@ class RolloutState(NamedTuple):
 def start_rollout(
     params: Params, jobs: Jobs, sampling: Sampling, engine: Engine, sizes: Sizes, lanes: int, room: int
 ) -> RolloutState:
-    """Returns a rollout of which nothing is written.
+    """Returns the state of a rollout before its first reply.
 
     Args:
       sizes: `sizes.slots` is the capacity of every lane and row of the room.
       lanes: B, replies at a time. room: R, prompts that are read together.
 
     Raises:
-      ValueError: the slots are too few, the numbers of jobs and prompts do not fit, or `engine.cycle_cost` is given.
+      ValueError: lanes, room or slots are too few, the chunk does not divide P, the numbers of jobs and prompts do not
+        fit, or `engine.cycle_cost` is given.
     """
     count, prompts = len(jobs.budget), len(jobs.lengths)
     if min(lanes, room) < 1:
         raise ValueError(f"lanes and room must be at least 1, got {lanes} and {room}. Raise them.")
-    if count % prompts:
+    if not prompts or count % prompts:
         raise ValueError(f"jobs must be a multiple of the {prompts} prompts, got {count}. Give every prompt as many.")
     if engine.cycle_cost is not None:
         raise ValueError("engine.cycle_cost must be None in a rollout, got a cost. Leave it out.")
-    width = jobs.prompts.shape[1]
-    needed = required_slots(width, sizes.max_tokens, adaptive.longest_update(engine), sizes.chunk)
-    slots = needed if sizes.slots is None else sizes.slots
-    if slots < needed:
-        raise ValueError(f"slots must be at least required_slots, {needed}, got {slots}. Raise it, or pass None.")
+    slots = _slots(jobs, engine, sizes)
 
     def empty(rows: int) -> tuple[Prefix, GenerateState]:
         first = jnp.zeros((rows,), jnp.int32)
@@ -114,7 +112,7 @@ def start_rollout(
     prefix, ready = jax.eval_shape(lambda: empty(room))
     _, running = jax.eval_shape(lambda: empty(lanes))
     key = threefry_keys(jobs.keys[:1])
-    with_keys = lambda state, rows: zeros(state._replace(keys=()))._replace(keys=jnp.broadcast_to(key, (rows,)))  # noqa: E731
+    with_keys = lambda state, rows: zeros(state._replace(keys=()))._replace(keys=jnp.repeat(key, rows))  # noqa: E731
     number = lambda value=0: jnp.full((count,), value, jnp.int32)  # noqa: E731  # arrays of their own: they are donated
     tokens = jnp.zeros((count, *running.tokens.shape[1:]), jnp.int32)
     log_probs = None if running.log_probs is None else jnp.zeros(tokens.shape, jnp.float32)
@@ -136,12 +134,12 @@ def advance_rollout(
     `engine` and `sizes` are those of `start_rollout`.
     """
     count, prompts, rows = len(jobs.budget), len(jobs.lengths), len(state.waiting)
-    samples, slots = count // prompts, state.room.cache.slots
+    samples, slots = count // prompts, _slots(jobs, engine, sizes)
 
     def read_group(state: RolloutState) -> RolloutState:
         first = state.first + rows
         at = jnp.minimum(first + jnp.arange(rows), prompts - 1)
-        # Rows of the last group that have no prompt end at once.
+        # Rows of the last group that have no prompt never begin.
         lengths = jnp.where(first + jnp.arange(rows) < prompts, jobs.lengths[at], 1)
         caches = _caches(params, engine, rows, slots)
         room = read(params, *caches, jobs.prompts[at], lengths, engine, sizes.chunk)
@@ -171,7 +169,7 @@ def advance_rollout(
         return ~jnp.any(state.waiting)
 
     def fill(state: RolloutState) -> RolloutState:
-        # Loops of at most one turn: a `lax.cond` would copy the caches.
+        # The first two loops make at most one turn: a `lax.cond` would copy the caches.
         state = jax.lax.while_loop(lambda now: nobody_waits(now) & (now.sample == samples), read_group, state)
         state = jax.lax.while_loop(nobody_waits, begin_sample, state)
         state = jax.lax.while_loop(lambda now: is_free(now) & ~nobody_waits(now), enter, state)
@@ -207,12 +205,21 @@ def rollout(
     """
     count = len(jobs.budget)
     state = start_rollout(params, jobs, sampling, engine, sizes, lanes, default_room(lanes) if room is None else room)
-    return advance_rollout(params, state, jobs, sampling, engine, sizes, count * (sizes.max_tokens + 1))
+    passes = min(count * (sizes.max_tokens + 1), 2**31 - 1)
+    return advance_rollout(params, state, jobs, sampling, engine, sizes, passes)
 
 
 def default_room(lanes: int) -> int:
-    """Returns how many prompts are read together: more are faster to read, and take memory beside the lanes."""
+    """Returns the default number of prompts per group. Larger groups are read faster and take more memory."""
     return max(1, lanes // 4)
+
+
+def _slots(jobs: Jobs, engine: Engine, sizes: Sizes) -> int:
+    needed = required_slots(jobs.prompts.shape[1], sizes.max_tokens, adaptive.longest_update(engine), sizes.chunk)
+    slots = needed if sizes.slots is None else sizes.slots
+    if slots < needed:
+        raise ValueError(f"slots must be at least required_slots, {needed}, got {slots}. Raise it, or pass None.")
+    return slots
 
 
 def _caches(params: Params, engine: Engine, rows: int, slots: int) -> tuple[Any, Any]:

@@ -77,8 +77,11 @@ _row_keys = jax.jit(lambda key, batch: core.row_keys(key, jnp.arange(batch)), st
 _threefry_keys = jax.jit(core.threefry_keys)
 
 
-def keys_of(key: jax.Array | int | None, batch: int) -> jax.Array:
-    """Returns a Threefry key per row, from a seed, a raw key, or one key or one per row of any generator."""
+def keys_of(key: jax.Array | int | None, batch: int, row: str = "prompt") -> jax.Array:
+    """Returns a Threefry key per row, from a seed, a raw key, or one key or one per row of any generator.
+
+    Messages name a row by `row`.
+    """
     if key is None:
         key = 0
     if isinstance(key, int | np.integer) and not isinstance(key, bool):
@@ -91,7 +94,7 @@ def keys_of(key: jax.Array | int | None, batch: int) -> jax.Array:
         if key.dtype == jnp.uint32 and key.shape in ((2,), (4,)):
             return _row_keys(_threefry_keys(key), batch)
         raise ValueError(
-            f"key must be one key, an array of {batch} keys (one per prompt) or an integer seed, got an array of "
+            f"key must be one key, an array of {batch} keys (one per {row}) or an integer seed, got an array of "
             f"{key.dtype}{list(key.shape)}. Pass jax.random.key(seed); every row derives its own key."
         )
     raise ValueError(f"key must be jax.random.key(seed) or an integer seed, got {key!r}. Pass one.")

@@ -12,15 +12,15 @@ import numpy as np
 from eagle_jax import core
 from eagle_jax.config import check_integer
 from eagle_jax.core import Jobs, Replies, default_room
-from eagle_jax.parallel import to_host
+from eagle_jax.parallel import row_groups, to_host
 from eagle_jax.runtime.drafters import BoundDrafter
 from eagle_jax.runtime.errors import check_finite, check_fits, memory_errors
 from eagle_jax.runtime.generation import STATIC, GenerateOutput, Options, request_of
-from eagle_jax.runtime.request import keys_of
+from eagle_jax.runtime.request import keys_of, round_up
 from eagle_jax.runtime.target import Target
 
 PASSES = 64
-"""Target passes between two looks at the replies."""
+"""Target passes per call; Ctrl-C is handled between calls."""
 
 start_program = jax.jit(core.start_rollout, static_argnames=(*STATIC, "lanes", "room"))
 advance_program = jax.jit(core.advance_rollout, static_argnames=(*STATIC, "cycles"), donate_argnums=1)
@@ -51,14 +51,16 @@ def rollout(
 ) -> RolloutOutput:
     """Generates like `generate`, but at most `lanes` replies at a time: a lane whose reply is over takes the next one.
 
-    Every text and log-probability is what `generate` returns for the prompts, each repeated `samples_per_prompt` times,
-    with the same key: it depends neither on the drafter nor on the lanes. Memory holds caches of `lanes` and `room`
-    rows. Prompts with the largest `max_new_tokens` come first, so that the last lanes end together.
+    Every text is what `generate` returns for the prompts, each repeated `samples_per_prompt` times, with the same key.
+    With the default acceptance rule, in float32, it depends neither on drafter nor on lanes. Memory holds caches
+    of `lanes` and `room` rows, and the replies. On a mesh both numbers are rounded up to rows for every device. Prompts
+    with the largest `max_new_tokens` come first, so that the last lanes end together.
 
-    Ctrl-C ends the rollout after the passes in progress and returns what is finished.
+    Ctrl-C ends the rollout after the passes in progress and returns what is finished; before the first reply it raises
+    `KeyboardInterrupt`.
 
     Args:
-      drafter: None is plain decoding.
+      drafter: None is plain decoding; "auto" is not available.
       prompts: token ids per prompt.
       lanes: replies at a time.
       samples_per_prompt: replies to every prompt, which is read once.
@@ -67,7 +69,7 @@ def rollout(
         one per reply.
 
     Raises:
-      ValueError, NotFiniteError, MemoryError: as `generate`.
+      ValueError, ConfigError, NotFiniteError, MemoryError: as `generate`.
     """
     for name, value in (
         ("lanes", lanes),
@@ -75,20 +77,23 @@ def rollout(
         ("room", 1 if room is None else room),
     ):
         check_integer(name, value)
+    if isinstance(drafter, str):
+        raise ValueError(f"drafter must be a loaded drafter or None in a rollout, got {drafter!r:.40}. Load one.")
     key = options.get("key")
     placeholder: Options = {**options, "key": None if key is None else 0}
     request = request_of(target, drafter, prompts, fits=False, **placeholder)
     params, batch, sampling, engine, sizes = request
     count, samples = len(batch.lengths), samples_per_prompt
-    lanes = min(lanes, count * samples)
-    room = min(default_room(lanes) if room is None else room, count)
+    rows = row_groups(target.mesh)
+    lanes = round_up(min(lanes, count * samples), rows)
+    room = round_up(min(default_room(lanes) if room is None else room, count), rows)
     held = request._replace(batch=jax.tree.map(lambda rows: rows[np.arange(lanes + room) % count], batch))
     check_fits(held)
 
     order = np.argsort(-np.asarray(batch.budget), kind="stable")
     reply = (order[:, None] * samples + np.arange(samples)[None]).reshape(-1)  # the row of every job in the result
     every = np.repeat(order, samples)
-    keys = keys_of(key, count * samples)[reply]
+    keys = keys_of(key, count * samples, "reply")[reply]
     jobs = Jobs(batch.prompts[order], batch.lengths[order], batch.budget[every], batch.eos_ids[every], keys)
     static = {"engine": engine, "sizes": sizes}
     with memory_errors(held):
@@ -97,7 +102,8 @@ def rollout(
             while not to_host(state.replies.finished).all():
                 state = advance_program(params, state, jobs, sampling, **static, cycles=PASSES)
         except KeyboardInterrupt:
-            if any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):  # in the moment of the call
+            deleted = any(leaf.is_deleted() for leaf in jax.tree.leaves(state))  # in the moment of the call
+            if deleted or not state.replies.finished.any():
                 raise
         found, passes = to_host((state.replies, state.passes))
     return _output(found, int(passes), np.argsort(reply))

@@ -1,4 +1,4 @@
-"""Draws initial weights for training."""
+"""Draws or copies initial weights for training."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fresh_head(
 
     Args:
       feature_scale: by which training divides the features, as `Frozen.feature_scale`.
-      copied_layer: layer of the target that the head's layer starts with, as `copy_layer`; None draws it.
+      copied_layer: layer of the target to copy, by `copy_layer`; None draws all.
     """
     head = _scaled(init_head_params(config, key)["head"], 2, skipped=())
     if config.kind == "eagle3" and d2t is not None and config.layer.hidden_size == config.target_hidden_size:
@@ -45,8 +45,8 @@ def fresh_head(
 def copy_layer(head: Params, layer: Params, feature_scale: Float[Array, " F"] | None = None) -> Params:
     """Starts an EAGLE-3 head with a layer of its target, applied to the highest tap.
 
-    Attention reads the state as the layer does, and half of the drawn weights read the embedding. `fc` passes the
-    highest tap on, and adds half of what it drew.
+    Attention reads the state with the layer's weights, and the embedding with the drawn weights times 0.5. `fc` is 0.5
+    times its drawn weights plus the identity on the highest tap.
 
     Args:
       head: a drawn head with the sizes of the target.

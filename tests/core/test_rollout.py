@@ -108,6 +108,7 @@ def test_lanes_do_not_idle(drafter):
     ("changes", "message"),
     [
         ({"lanes": 0}, "lanes and room must be at least 1, got 0 and 1"),
+        ({"jobs": 0}, "jobs must be a multiple of the 0 prompts, got 0"),
         ({"jobs": 8}, "jobs must be a multiple of the 7 prompts, got 8"),
         ({"slots": 9}, "slots must be at least required_slots, 21, got 9"),
         ({"cost": CycleCost((1,), (1.0,))}, "engine.cycle_cost must be None in a rollout"),
@@ -117,7 +118,7 @@ def test_bad_arguments_raise(changes, message):
     batch = batch_of(PROMPTS, [12] * len(PROMPTS), [[]] * len(PROMPTS), SIZES.chunk)
     jobs = jobs_of(batch, 1)
     if "jobs" in changes:
-        jobs = jobs._replace(budget=jnp.ones((changes["jobs"],), jnp.int32))
+        jobs = jobs._replace(budget=jnp.ones((changes["jobs"],), jnp.int32), lengths=jobs.lengths[: changes["jobs"]])
     engine = Engine(TARGET, vanilla_drafter(), cycle_cost=changes.get("cost"))
     start = functools.partial(start_rollout, parameters(random_table(VOCAB)), jobs, make_sampling(0.0), engine)
     with pytest.raises(ValueError, match=message):

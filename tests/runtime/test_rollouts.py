@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import eagle_jax
+from eagle_jax.parallel import make_mesh
 from eagle_jax.runtime import errors, rollouts
 from tests.models import DRAFTERS, random_prompts, tiny_target
 
@@ -34,6 +35,14 @@ def test_texts_are_those_of_generate(name, samples, temperature):
     np.testing.assert_array_equal(ours.cycles, theirs.cycles)
     assert ours.tau == theirs.tau
     assert theirs.cycles.sum() / 3 <= ours.passes <= theirs.cycles.sum() / 3 + theirs.cycles.max()
+
+
+def test_lanes_are_spread_over_a_mesh():
+    target = tiny_target()
+    spread, drafter = eagle_jax.shard(target, DRAFTERS["eagle3-k3n12"](target), make_mesh(data=2, tensor=2))
+    options = dict(temperature=1.0, key=3, samples_per_prompt=2, lanes=3, **RUN)
+    ours = eagle_jax.rollout(spread, drafter, PROMPTS, **options)
+    assert ours.tokens == eagle_jax.rollout(target, None, PROMPTS, **options).tokens
 
 
 def test_prompts_and_budgets_of_a_shape_share_a_program():
@@ -80,12 +89,16 @@ def test_memory_is_that_of_lanes_and_room(monkeypatch):
         (dict(lanes=0), "lanes must be an integer of at least 1, got 0"),
         (dict(samples_per_prompt=0), "samples_per_prompt must be an integer of at least 1"),
         (dict(room=0), "room must be an integer of at least 1, got 0"),
+        (dict(drafter="auto"), "drafter must be a loaded drafter or None in a rollout, got 'auto'"),
         (dict(temperature=1.0), "key must be given at temperature > 0"),
-        (dict(temperature=1.0, key=np.zeros((5, 2), np.uint32)), "key must be one key, an array of 6 keys"),
+        (
+            dict(temperature=1.0, key=np.zeros((5, 2), np.uint32)),
+            "an array of 6 keys .one per reply.",
+        ),
         (dict(max_new_tokens=[1]), "max_new_tokens must have a number per prompt .6., got 1"),
     ],
 )
 def test_bad_arguments_raise(options, message, monkeypatch):
     monkeypatch.setattr(rollouts, "start_program", lambda *_, **__: pytest.fail("went on to compile"))
     with pytest.raises(ValueError, match=message):
-        eagle_jax.rollout(tiny_target(), None, PROMPTS, **options)
+        eagle_jax.rollout(tiny_target(), **{"drafter": None, "prompts": PROMPTS, **options})

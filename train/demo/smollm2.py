@@ -14,7 +14,7 @@ With jax 0.11.2 on an H200, Triton GEMM raised CUDA_ERROR_ILLEGAL_INSTRUCTION. T
 `log.jsonl`. With `replies.jsonl` there, or in `--replies`, the run begins with training. The last line of output is one
 JSON object.
 
-The bundled head was made by these functions in seven minutes, with `--seconds 165 --own-batches 10 2 --no-norms
+The bundled head was made by these functions in about seven minutes, with `--seconds 165 --own-batches 10 2 --no-norms
 --updates 4608 --seed 7`. What was tried: `eagle_jax/assets/smollm2/README.md`.
 """
 
@@ -68,7 +68,7 @@ class Args:
     out: Path = Path("runs/smollm2")  # directory to write
     replies: Path | None = None  # directory with the replies of an earlier run; None is --out
     target: str = "smollm2"  # path or hub id of the model
-    seconds: float = 150.0  # time for the replies, with compilation; the batch in progress ends later
+    seconds: float = 150.0  # time for the replies, with compilation; a batch begun before the limit is finished
     own_batches: tuple[int, int] = (7, 3)  # batches of invented prompts: any, and Python functions to complete
     batch: int = 1024  # replies at once
     max_prompt: int = 224  # longest prompt
