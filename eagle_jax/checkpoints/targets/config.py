@@ -45,7 +45,7 @@ CHECKED = frozenset(_UNSUPPORTED | _ALWAYS_ON | set(KEYS))
 """Keys that `check_supported` checks in every config."""
 # Names that look as if they changed what a model computes: unknown ones cause a warning.
 _SUSPECT = re.compile(r"^use_|^fc|norm|scal(e|ing)|multiplier|soft_?cap|sink|window|rotary|rope|alibi|clip")
-_HARMLESS = {
+HARMLESS = {
     "use_cache", "use_bfloat16", "use_return_dict", "use_mems", "use_flash_attn", "use_flash_attention",
     "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor",
     "norm_topk_prob", "sliding_window", "use_sliding_window", "max_window_layers", "tie_last_hidden_states",
@@ -167,7 +167,7 @@ def check_supported(
         on = value is not None if key == "ptd_token_id" else value
         if key in _UNSUPPORTED and key not in has and on and not (scale and value == 1 and value is not True):
             fields.fail(key, "1 or absent" if scale else "absent", _ANOTHER)
-        if value and _SUSPECT.search(key) and key not in CHECKED | _HARMLESS | {*only, *known, *has}:
+        if value and _SUSPECT.search(key) and key not in CHECKED | HARMLESS | {*only, *known, *has}:
             unknown.append(f"{fields.inside}{key}={shown(value)}")
     if unknown:
         notice(f"{fields.where}: {', '.join(unknown)}: unknown and ignored")
