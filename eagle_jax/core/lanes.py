@@ -13,9 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from eagle_jax.core import adaptive
 from eagle_jax.core.loop import step
-from eagle_jax.core.prompts import Prefix, begin, read, required_slots
+from eagle_jax.core.prompts import Prefix, begin, empty_caches, read, slots_of
 from eagle_jax.core.randomness import threefry_keys
 from eagle_jax.core.types import FINITE, Engine, GenerateState, Params, Sampling, Sizes
 
@@ -24,7 +23,8 @@ class Jobs(NamedTuple):
     """Replies to write: J = Q times G, G samples of each of Q prompts. Job q * G + g is sample g of prompt q.
 
     Attributes:
-      prompts: [Q, P] int32, padded on the right. lengths: [Q] int32, tokens of every prompt, at least 1.
+      prompts: [Q, P] int32, padded on the right. lengths: [Q] int32, tokens of every prompt; the last prompts may have
+        0: they are padding, without replies, so that numbers of prompts share a program.
       budget: [J] int32, most tokens of a reply. eos_ids: [J, E] int32, stop tokens, padded with -1.
       keys: [J] PRNG keys.
     """
@@ -41,7 +41,7 @@ class Replies(NamedTuple):
 
     Attributes:
       tokens: [J, M] int32. num_tokens, cycles, not_finite, bad_drafts: [J] int32. accepted: [J, D+1] int32.
-      log_probs: [J, M] float32 or None. finished: [J] bool.
+      log_probs: [J, M] float32 or None. finished: [J] bool, also of padding.
     """
 
     tokens: Int[Array, "J M"]
@@ -62,8 +62,7 @@ class RolloutState(NamedTuple):
       room: the R prompts read last. ready: the next sample of each, after its first token, without a cache.
       waiting: [R] bool, rows of `ready` that are not yet in a lane.
       first: int32, prompt in the first row of the room. sample: int32, samples of its prompts that have begun.
-      replies: finished ones. passes: int32, target passes over the lanes. groups: int32, groups of prompts that were
-        read.
+      replies: finished ones. passes: int32, target passes over the lanes.
     """
 
     lanes: GenerateState
@@ -75,7 +74,6 @@ class RolloutState(NamedTuple):
     sample: Int[Array, ""]
     replies: Replies
     passes: Int[Array, ""]
-    groups: Int[Array, ""]
 
 
 def start_rollout(
@@ -98,31 +96,28 @@ def start_rollout(
         raise ValueError(f"jobs must be a multiple of the {prompts} prompts, got {count}. Give every prompt as many.")
     if engine.cycle_cost is not None:
         raise ValueError("engine.cycle_cost must be None in a rollout, got a cost. Leave it out.")
-    slots = _slots(jobs, engine, sizes)
+    slots, samples = slots_of(jobs.prompts.shape[1], engine, sizes), count // prompts
 
-    def empty(rows: int) -> tuple[Prefix, GenerateState]:
-        first = jnp.zeros((rows,), jnp.int32)
-        prefix = read(params, *_caches(params, engine, rows, slots), jobs.prompts[first], jobs.lengths[first], engine,
-                      sizes.chunk)  # fmt: skip
+    def first_group() -> tuple[Prefix, GenerateState]:
+        first = jnp.zeros((room,), jnp.int32)
+        caches = empty_caches(params, engine, room, slots)
+        prefix = read(params, *caches, jobs.prompts[first], jobs.lengths[first], engine, sizes.chunk)
         return prefix, _begin(params, prefix, jobs, first, sampling, engine, sizes)
 
-    def zeros(tree: Any) -> Any:
-        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), tree)
+    def zeros(tree: Any, rows: int) -> Any:
+        return jax.tree.map(lambda leaf: jnp.zeros((rows, *leaf.shape[1:]), leaf.dtype), tree)
 
-    prefix, ready = jax.eval_shape(lambda: empty(room))
-    _, running = jax.eval_shape(lambda: empty(lanes))
-    key = threefry_keys(jobs.keys[:1])
-    with_keys = lambda state, rows: zeros(state._replace(keys=()))._replace(keys=jnp.repeat(key, rows))  # noqa: E731
-    number = lambda value=0: jnp.full((count,), value, jnp.int32)  # noqa: E731  # arrays of their own: they are donated
-    tokens = jnp.zeros((count, *running.tokens.shape[1:]), jnp.int32)
-    log_probs = None if running.log_probs is None else jnp.zeros(tokens.shape, jnp.float32)
-    accepted = jnp.zeros((count, *running.accepted.shape[1:]), jnp.int32)
-    faults = number(FINITE), number(FINITE)
-    replies = Replies(tokens, number(), number(), accepted, *faults, log_probs, jnp.zeros((count,), bool))
+    prefix, ready = jax.eval_shape(first_group)
+    key, without_keys = threefry_keys(jobs.keys[:1]), ready._replace(keys=())
+    running = zeros(without_keys, lanes)._replace(keys=jnp.repeat(key, lanes), done=jnp.ones((lanes,), bool))
+    begun = zeros(without_keys._replace(cache=()), room)._replace(keys=jnp.repeat(key, room))
+    names = [name for name in Replies._fields if name != "finished"]
+    kept = {name: zeros(getattr(ready, name), count) for name in names}
+    kept |= {name: jnp.full((count,), FINITE, jnp.int32) for name in ("not_finite", "bad_drafts")}
+    finished = jnp.repeat(jobs.lengths == 0, samples, total_repeat_length=count)
     return RolloutState(
-        with_keys(running, lanes)._replace(done=jnp.ones((lanes,), bool)), jnp.full((lanes,), count, jnp.int32),
-        zeros(prefix), with_keys(ready, room)._replace(cache=()), jnp.zeros((room,), bool),
-        jnp.int32(-room), jnp.int32(count // prompts), replies, jnp.int32(0), jnp.int32(0),
+        running, jnp.full((lanes,), count, jnp.int32), zeros(prefix, room), begun, jnp.zeros((room,), bool),
+        jnp.int32(-room), jnp.int32(samples), Replies(**kept, finished=finished), jnp.int32(0),
     )  # fmt: skip
 
 
@@ -134,23 +129,25 @@ def advance_rollout(
     `engine` and `sizes` are those of `start_rollout`.
     """
     count, prompts, rows = len(jobs.budget), len(jobs.lengths), len(state.waiting)
-    samples, slots = count // prompts, _slots(jobs, engine, sizes)
+    samples, slots = count // prompts, slots_of(jobs.prompts.shape[1], engine, sizes)
+
+    def group(first: Array) -> tuple[Array, Array]:
+        """Returns the prompts of a group, and their lengths; 0 beyond the last prompt."""
+        place = first + jnp.arange(rows)
+        prompt = jnp.minimum(place, prompts - 1)
+        return prompt, jnp.where(place < prompts, jobs.lengths[prompt], 0)
 
     def read_group(state: RolloutState) -> RolloutState:
         first = state.first + rows
-        at = jnp.minimum(first + jnp.arange(rows), prompts - 1)
-        # Rows of the last group that have no prompt never begin.
-        lengths = jnp.where(first + jnp.arange(rows) < prompts, jobs.lengths[at], 1)
-        caches = _caches(params, engine, rows, slots)
-        room = read(params, *caches, jobs.prompts[at], lengths, engine, sizes.chunk)
-        return state._replace(room=room, first=first, sample=jnp.int32(0), groups=state.groups + 1)
+        prompt, lengths = group(first)
+        caches = empty_caches(params, engine, rows, slots)
+        room = read(params, *caches, jobs.prompts[prompt], jnp.maximum(lengths, 1), engine, sizes.chunk)
+        return state._replace(room=room, first=first, sample=jnp.int32(0))
 
     def begin_sample(state: RolloutState) -> RolloutState:
-        prompt = state.first + jnp.arange(rows)
-        job = jnp.minimum(prompt, prompts - 1) * samples + state.sample
-        ready: Any = _begin(params, state.room, jobs, job, sampling, engine, sizes)
-        ready = ready._replace(cache=())
-        return state._replace(ready=ready, waiting=prompt < prompts, sample=state.sample + 1)
+        prompt, lengths = group(state.first)
+        ready: Any = _begin(params, state.room, jobs, prompt * samples + state.sample, sampling, engine, sizes)
+        return state._replace(ready=ready._replace(cache=()), waiting=lengths > 0, sample=state.sample + 1)
 
     def enter(state: RolloutState) -> RolloutState:
         row, lane = jnp.argmax(state.waiting), jnp.argmax(state.job == count)
@@ -176,7 +173,7 @@ def advance_rollout(
         return _harvest(state)  # a first token may end its reply
 
     def more(state: RolloutState) -> Array:
-        return ~nobody_waits(state) | (state.sample < samples) | (state.first + rows < prompts)
+        return ~nobody_waits(state) | (state.sample < samples) | (group(state.first + rows)[1][0] > 0)
 
     def cycle(carry: tuple[Array, RolloutState]) -> tuple[Array, RolloutState]:
         turn, state = carry
@@ -212,18 +209,6 @@ def rollout(
 def default_room(lanes: int) -> int:
     """Returns the default number of prompts per group. Larger groups are read faster and take more memory."""
     return max(1, lanes // 4)
-
-
-def _slots(jobs: Jobs, engine: Engine, sizes: Sizes) -> int:
-    needed = required_slots(jobs.prompts.shape[1], sizes.max_tokens, adaptive.longest_update(engine), sizes.chunk)
-    slots = needed if sizes.slots is None else sizes.slots
-    if slots < needed:
-        raise ValueError(f"slots must be at least required_slots, {needed}, got {slots}. Raise it, or pass None.")
-    return slots
-
-
-def _caches(params: Params, engine: Engine, rows: int, slots: int) -> tuple[Any, Any]:
-    return engine.target.init_cache(rows, slots), engine.drafter.init(params, rows, slots)
 
 
 def _begin(

@@ -37,6 +37,24 @@ def required_slots(prompt_width: int, max_tokens: int, depth: int, chunk: int) -
     return prompt_width + max(chunk, max_tokens + depth + 1)
 
 
+def slots_of(prompt_width: int, engine: Engine, sizes: Sizes) -> int:
+    """Returns the capacity of the caches of a run.
+
+    Raises:
+      ValueError: `sizes.slots` are too few.
+    """
+    needed = required_slots(prompt_width, sizes.max_tokens, adaptive.longest_update(engine), sizes.chunk)
+    slots = needed if sizes.slots is None else sizes.slots
+    if slots < needed:
+        raise ValueError(f"slots must be at least required_slots, {needed}, got {slots}. Raise it, or pass None.")
+    return slots
+
+
+def empty_caches(params: Params, engine: Engine, rows: int, slots: int) -> tuple[KVCache, Any]:
+    """Returns the empty cache of the target and the first state of the drafter."""
+    return engine.target.init_cache(rows, slots), engine.drafter.init(params, rows, slots)
+
+
 def prefill(params: Params, batch: Batch, sampling: Sampling, engine: Engine, sizes: Sizes) -> GenerateState:
     """Runs the target over the prompts in chunks and emits the first token of every row.
 
@@ -48,12 +66,8 @@ def prefill(params: Params, batch: Batch, sampling: Sampling, engine: Engine, si
     """
     check_arguments(params, batch, sampling, engine, sizes)
     rows, width = batch.prompts.shape
-    needed = required_slots(width, sizes.max_tokens, adaptive.longest_update(engine), sizes.chunk)
-    slots = needed if sizes.slots is None else sizes.slots
-    if slots < needed:
-        raise ValueError(f"slots must be at least required_slots, {needed}, got {slots}. Raise it, or pass None.")
-    cache, state = engine.target.init_cache(rows, slots), engine.drafter.init(params, rows, slots)
-    return extend(params, cache, state, batch, sampling, engine, sizes)
+    caches = empty_caches(params, engine, rows, slots_of(width, engine, sizes))
+    return extend(params, *caches, batch, sampling, engine, sizes)
 
 
 def extend(

@@ -59,13 +59,13 @@ def _product(x: Float[Array, "*b I"], weight: Float[Array, "O *I"], dtype: str |
 
     def weight_first(x: Float[Array, "*b I"], weight: Float[Array, "O *I"]) -> Float[Array, "*b O"]:
         # 12 rows cost more than 16: the library computes blocks of four and eight, and single rows for the rest.
-        added = 0 if rows == 1 else -rows % (4 if rows <= 4 else 8)
-        padded = jnp.pad(x.reshape(rows, -1), ((0, added), (0, 0)))
+        block = 1 if rows == 1 else 4 if rows <= 4 else 8
+        padded = jnp.pad(x.reshape(rows, -1), ((0, -rows % block), (0, 0)))
         # Without the barrier XLA would swap the factors back.
         columns = jax.lax.optimization_barrier(plain(weight.reshape(len(weight), -1), padded.T))
         return columns.T[:rows].reshape(*x.shape[:-1], -1)
 
-    if not 0 < rows < FEW_ROWS:
+    if rows >= FEW_ROWS:
         return weight_last(x, weight)
     # On CPU, XLA's library packs the second factor in every call, which costs more than reading a weight. Eight rows
     # cost 1.5 times one row with the weight first, 3.5 times with the weight second, and one row with the weight second

@@ -5,7 +5,6 @@ Traced code cannot raise on values, so every check is made here on the host, bef
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import numbers
@@ -18,7 +17,7 @@ import numpy as np
 
 from eagle_jax import core
 from eagle_jax.config import DecoderConfig, check_integer
-from eagle_jax.core import Batch, Drafter, Engine, KVCache, Params, Sampling, Sizes, make_sampling, required_slots
+from eagle_jax.core import Batch, Drafter, Engine, Params, Sampling, Sizes, make_sampling, required_slots
 from eagle_jax.runtime.drafters import BoundDrafter
 from eagle_jax.runtime.target import Target
 
@@ -66,10 +65,7 @@ def prepare(
     return Batch(*arrays, keys_of(key, len(rows))), Sizes(max_tokens, chunk, slots)
 
 
-@functools.partial(jax.jit, static_argnames=("engine", "rows", "slots"))
-def empty_caches(params: Params, engine: Engine, rows: int, slots: int) -> tuple[KVCache, Any]:
-    """Returns the empty cache of the target and the first state of the drafter."""
-    return engine.target.init_cache(rows, slots), engine.drafter.init(params, rows, slots)
+empty_caches = jax.jit(core.prompts.empty_caches, static_argnames=("engine", "rows", "slots"))
 
 
 # Jitted: an eager `vmap` costs milliseconds of host time per call.

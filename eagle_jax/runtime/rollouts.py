@@ -16,7 +16,7 @@ from eagle_jax.parallel import row_groups, to_host
 from eagle_jax.runtime.drafters import BoundDrafter
 from eagle_jax.runtime.errors import check_finite, check_fits, memory_errors
 from eagle_jax.runtime.generation import STATIC, GenerateOutput, Options, request_of
-from eagle_jax.runtime.request import keys_of, round_up
+from eagle_jax.runtime.request import bucket, keys_of, round_up
 from eagle_jax.runtime.target import Target
 
 PASSES = 64
@@ -71,11 +71,8 @@ def rollout(
     Raises:
       ValueError, ConfigError, NotFiniteError, MemoryError: as `generate`.
     """
-    for name, value in (
-        ("lanes", lanes),
-        ("samples_per_prompt", samples_per_prompt),
-        ("room", 1 if room is None else room),
-    ):
+    room_given = {} if room is None else {"room": room}
+    for name, value in {"lanes": lanes, "samples_per_prompt": samples_per_prompt, **room_given}.items():
         check_integer(name, value)
     if isinstance(drafter, str):
         raise ValueError(f"drafter must be a loaded drafter or None in a rollout, got {drafter!r:.40}. Load one.")
@@ -87,14 +84,17 @@ def rollout(
     rows = row_groups(target.mesh)
     lanes = round_up(min(lanes, count * samples), rows)
     room = round_up(min(default_room(lanes) if room is None else room, count), rows)
-    held = request._replace(batch=jax.tree.map(lambda rows: rows[np.arange(lanes + room) % count], batch))
+    in_memory: Any = np.broadcast_to(np.int32(0), (lanes + room, batch.prompts.shape[1]))  # a shape: no rows are copied
+    held = request._replace(batch=batch._replace(prompts=in_memory))
     check_fits(held)
 
     order = np.argsort(-np.asarray(batch.budget), kind="stable")
-    reply = (order[:, None] * samples + np.arange(samples)[None]).reshape(-1)  # the row of every job in the result
-    every = np.repeat(order, samples)
+    padded = np.pad(order, (0, bucket(count) - count))
+    lengths = np.where(np.arange(len(padded)) < count, np.asarray(batch.lengths)[padded], 0)
+    reply = (padded[:, None] * samples + np.arange(samples)[None]).reshape(-1)  # the row of every job in the result
+    every = np.repeat(padded, samples)
     keys = keys_of(key, count * samples, "reply")[reply]
-    jobs = Jobs(batch.prompts[order], batch.lengths[order], batch.budget[every], batch.eos_ids[every], keys)
+    jobs = Jobs(batch.prompts[padded], jax.numpy.asarray(lengths), batch.budget[every], batch.eos_ids[every], keys)
     static = {"engine": engine, "sizes": sizes}
     with memory_errors(held):
         state = start_program(params, jobs, sampling, **static, lanes=lanes, room=room)
@@ -103,10 +103,10 @@ def rollout(
                 state = advance_program(params, state, jobs, sampling, **static, cycles=PASSES)
         except KeyboardInterrupt:
             deleted = any(leaf.is_deleted() for leaf in jax.tree.leaves(state))  # in the moment of the call
-            if deleted or not state.replies.finished.any():
+            if deleted or not state.replies.finished[: count * samples].any():
                 raise
         found, passes = to_host((state.replies, state.passes))
-    return _output(found, int(passes), np.argsort(reply))
+    return _output(found, int(passes), np.argsort(reply[: count * samples]))
 
 
 def _output(replies: Any, passes: int, rows: np.ndarray) -> RolloutOutput:

@@ -254,6 +254,8 @@ def test_files_that_cannot_be_read_raise(tmp_path, monkeypatch):
     for size in (0, 3, 100, len(whole) // 3, len(whole) - 100):
         path.write_bytes(whole[:size])
         refused("must be a whole .* got .*Download it again")
+    path.write_bytes(whole[:100])
+    refused("its header does not end within 100 bytes")
     path.write_bytes(whole[:4] + b"\1" + whole[5:])
     refused("must be a whole GGUF file of version 2 or 3, got .*GGUF', 1")
     path.write_bytes(whole)

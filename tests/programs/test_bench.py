@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import eagle_jax
+from eagle_jax.core import CycleCost
 from eagle_jax.evaluate import Cycles
 from infer import acceptance, bench
 from infer.common.results import Calibration, CountedQuestions, Group, Recorded, Result, read
@@ -59,14 +60,19 @@ def test_a_run_writes_and_prints_every_cell(quick, capsys, tmp_path, own_module)
     assert (tmp_path / "out" / "table.md").read_text() in printed
 
 
-def test_a_tree_is_measured_with_its_costs_too(quick):
-    label = "eagle3@2x2x3"
+def test_a_tree_is_measured_with_its_costs_too(quick, monkeypatch):
+    label, used = "eagle3@2x2x3", set()
+    generate = eagle_jax.generate
+    monkeypatch.setattr(
+        eagle_jax, "generate", lambda *args, **given: used.add(given["cycle_cost"]) or generate(*args, **given)
+    )
     report = bench.main(quick(bench, methods=label, by_cost=label))
     plain, fixed, chosen = report["cells"]
     assert [plain["label"], fixed["label"], chosen["label"]] == ["vanilla", label, f"{label}, by cost"]
     assert fixed["identical"] == chosen["identical"] == chosen["replies"]
     (cost,) = report["costs"]
     assert (cost["temperature"], cost["batch"]) == (0, 1)
+    assert used == {None, CycleCost(**cost[label])}
     assert cost[label]["rows"] == (1, 4) and cost[label]["passes"][0] == 1 and cost[label]["level"] > 0
 
 

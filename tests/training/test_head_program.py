@@ -49,6 +49,18 @@ def test_a_run_writes_a_lossless_head_and_a_log(place, capsys, monkeypatch):
     check_lossless(target, eagle_jax.load_drafter(out / "head", target, TreeConfig(2, 2, 3)))
 
 
+def test_a_head_may_begin_with_the_targets_last_layer(place, tmp_path):
+    args = args_of(place, tmp_path / "run", copy_layer=True, steps=1, rate=1e-9, data_axis=1)
+    assert train.head.main(args) == 0
+    head = {name: weight.astype(np.float32) for name, weight in head_of(args.out).items()}
+    layer = eagle_jax.load_target(place / "target").params["layers_1"]
+    for name in ("mlp.down_proj", "self_attn.o_proj"):
+        part, leaf = name.split(".")
+        np.testing.assert_allclose(head[f"midlayer.{name}.weight"], layer[part][leaf]["weight"], rtol=1e-2, atol=1e-2)
+    # The scale of the features is folded into `fc` at the end: what was the identity on the highest tap is it again.
+    np.testing.assert_allclose(np.mean(np.diag(head["fc.weight"][:, -16:])), 1, atol=0.1)
+
+
 def test_a_stopped_run_resumes_to_the_same_bits(place, whole, tmp_path, monkeypatch, capsys):
     out = tmp_path / "run"
     advance = train.loop.run.Run.advance

@@ -170,8 +170,7 @@ class Decoder:
 def schedule(prompts: Sequence[Prompt], rows: int, rng: np.random.Generator) -> list[tuple[float, list[Prompt]]]:
     """Returns batches of one source, with their temperatures, in the order of decoding.
 
-    A source's batches are at temperatures 0 and 1 in turns, those of a second round at 1: a sampled reply is never the
-    same twice, and drafts of sampled text are what a short training learns last.
+    A source's batches are at temperatures 0 and 1 in turns, those of a second round at 1.
     """
     ordered: list[tuple[float, list[Prompt]]] = []
     for turn in range(2):

@@ -139,16 +139,15 @@ class Run:
     def prepare(self) -> None:
         """Creates the first state, or restores the last one, and builds the update."""
         replicated = jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
-        width = len(self.learner.taps) * self.target.config.hidden_size
-        scaled = self.learner.scaled
-        drawn_scale = jax.ShapeDtypeStruct((width,), jnp.float32) if scaled else None
-        shapes = jax.eval_shape(self._fresh, self.target.params, drawn_scale)
-        shardings = param_shardings(shapes, self.mesh)
         abstract: Any = jax.ShapeDtypeStruct
+        width, scaled = len(self.learner.taps) * self.target.config.hidden_size, self.learner.scaled
+        scale = abstract((width,), jnp.float32, sharding=replicated) if scaled else None
+        shapes = jax.eval_shape(self._fresh, self.target.params, scale)
+        shardings = param_shardings(shapes, self.mesh)
         place = lambda x, sharding: abstract(x.shape, x.dtype, sharding=sharding)  # noqa: E731
         like = {"state": jax.tree.map(place, shapes, shardings)}
         if scaled:
-            like["feature_scale"] = abstract((width,), jnp.float32, sharding=replicated)
+            like["feature_scale"] = scale
         saved = self.checkpoints.restore(like)
         if saved is not None:
             if (count := len(saved.notes["positions"])) != jax.process_count():

@@ -56,10 +56,7 @@ class GgufFile:
             self._data = np.memmap(path, np.uint8, "r").data
             if (magic := struct.unpack_from("<4sI", self._data)) not in ((b"GGUF", 2), (b"GGUF", 3)):
                 raise ValueError(f"magic and version are {magic}")
-            try:
-                self._parse()
-            except struct.error:
-                raise ValueError(f"its header does not end within {len(self._data)} bytes") from None
+            self._parse()
         except Exception as error:
             raise CheckpointError(
                 f"{path} must be a whole GGUF file of version 2 or 3, got one that is truncated or of another kind "
@@ -123,9 +120,10 @@ class GgufFile:
         self._start = -(-self._at // alignment) * alignment
 
     def _take(self, codes: str) -> tuple[Any, ...]:
-        values = struct.unpack_from(f"<{codes}", self._data, self._at)
-        self._at += struct.calcsize(f"<{codes}")
-        return values
+        start, self._at = self._at, self._at + struct.calcsize(f"<{codes}")
+        if self._at > len(self._data):
+            raise ValueError(f"its header does not end within {len(self._data)} bytes")
+        return struct.unpack_from(f"<{codes}", self._data, start)
 
     def _text(self) -> str:
         (size,) = self._take("Q")
