@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.config import DecoderConfig
 from eagle_jax.models.attention import attend
+from eagle_jax.models.projections import JOINED, project
 from eagle_jax.models.quantised import Weight, is_quantised, look_up, scaled
 from eagle_jax.models.rope import rotate
 
@@ -183,15 +184,15 @@ class Attention(nn.Module):
         config = self.config
         batch, new, _ = x.shape
 
-        def heads(name: str, count: int) -> Array:
-            projected = Linear(count * config.head_dim, config.qkv_bias, name=name)(x)
-            if added is not None:  # keeps one sum: XLA for CPU would repeat it in every use
-                projected = jax.lax.optimization_barrier(projected + added[name])
-            return projected.reshape(batch, new, count, config.head_dim)
-
-        query = heads("q_proj", config.num_heads)
-        keys = heads("k_proj", config.num_kv_heads)
-        values = heads("v_proj", config.num_kv_heads)
+        counts = config.num_heads, config.num_kv_heads, config.num_kv_heads
+        linear = functools.partial(Linear, use_bias=config.qkv_bias)
+        parts = project(self, x, "qkv_proj", [count * config.head_dim for count in counts], linear)
+        if added is not None:  # keeps one sum: XLA for CPU would repeat it in every use
+            sums = zip(JOINED["qkv_proj"], parts, strict=True)
+            parts = [jax.lax.optimization_barrier(part + added[name]) for name, part in sums]
+        query, keys, values = (
+            part.reshape(batch, new, count, config.head_dim) for part, count in zip(parts, counts, strict=True)
+        )
         if config.qk_norm:
             query, keys = norm_of(config, "q_norm")(query), norm_of(config, "k_norm")(keys)
         query, keys = rotate(query, cos, sin), rotate(keys, cos, sin)
@@ -239,10 +240,11 @@ class MLP(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "B T H"]) -> Float[Array, "B T H"]:
         config = self.config
-        up = Linear(config.intermediate_size, config.mlp_bias, name="up_proj")(x)
+        linear = functools.partial(Linear, use_bias=config.mlp_bias)
         if config.block == "gpt2":
-            inner = nn.gelu(up, approximate=True)
+            inner = nn.gelu(linear(config.intermediate_size, name="up_proj")(x), approximate=True)
         else:
             activation = functools.partial(nn.gelu, approximate=True) if config.block == "gemma3" else nn.silu
-            inner = activation(Linear(config.intermediate_size, config.mlp_bias, name="gate_proj")(x)) * up
+            gate, up = project(self, x, "gate_up_proj", [config.intermediate_size] * 2, linear)
+            inner = activation(gate) * up
         return Linear(config.hidden_size, config.mlp_bias, name="down_proj")(inner)

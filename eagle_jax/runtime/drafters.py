@@ -19,6 +19,7 @@ from eagle_jax.drafters import (
     prompt_lookup_drafter,
     small_model_drafter,
 )
+from eagle_jax.models.projections import split_projections
 from eagle_jax.models.quantised import activation_dtype
 from eagle_jax.parallel import shard_drafter
 from eagle_jax.runtime.target import Target, check_target, on_mesh, spread
@@ -209,7 +210,8 @@ def shard(target: Target, drafter: BoundDrafter | None, mesh: Mesh) -> tuple[Tar
     Raises:
       ConfigError: the mesh does not divide a parameter or the heads.
     """
-    resharded = Target.from_params(target.config, target.params, target.name, mesh)
+    separate = split_projections(target.params, target.config)  # the mesh splits the rows of each
+    resharded = Target.from_params(target.config, separate, target.name, mesh)
     target = dataclasses.replace(resharded, source=target.source)
     return target, None if drafter is None else drafter.rebind(target)
 

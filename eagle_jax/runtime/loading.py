@@ -24,6 +24,7 @@ from eagle_jax.checkpoints.files.mapping import check_dtype
 from eagle_jax.config import TreeConfig
 from eagle_jax.data.chat import load_tokenizer
 from eagle_jax.devices import device_errors, unused_accelerator
+from eagle_jax.models.projections import join_projections
 from eagle_jax.models.quantised import Scheme
 from eagle_jax.parallel import check_mesh, placer
 from eagle_jax.runtime.drafters import DEFAULT_CHAIN, DraftHead, Medusa, SmallModel, TreeDrafter
@@ -134,7 +135,8 @@ def load_target(
         quantises nothing.
       max_position: caps the context length, and with it the caches of a session.
       mesh: a ("data", "fsdp", "tensor") mesh; every tensor goes straight to its devices. Drafters use
-        their target's mesh.
+        their target's mesh. Without a mesh, projections of one input are joined: `qkv_proj`, `gate_up_proj`
+        (`eagle_jax.models.projections`).
       hub: `revision`, `token` and `cache_dir` of `huggingface_hub`; ignored for a local path.
 
     Raises:
@@ -160,6 +162,8 @@ def load_target(
         )
         if warning := unused_accelerator():
             warnings.warn(warning, stacklevel=2)
+        if mesh is None:  # layer by layer: the separate weights of a layer are freed before the next is joined
+            params = {name: join_projections(params.pop(name)) for name in list(params)}
     name = str(path_or_hub_id)
     return Target(config, params, on_mesh(config, dtype, mesh), name, dtype, mesh, source=name)
 

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 from eagle_jax.config import DecoderConfig, HeadConfig, MedusaConfig
 from eagle_jax.core.types import Params
 from eagle_jax.models import init_head_params, init_medusa_params, init_params
+from eagle_jax.models.projections import split_projections
 from eagle_jax.models.quantised import dequantise, dequantise_params
 
 
@@ -39,7 +40,9 @@ def fresh_head(
         kept = d2t + jnp.arange(d2t.shape[0], dtype=d2t.dtype)
         norm = {"scale": jnp.array(target["norm"]["scale"])}
         head = {**head, "lm_head": {"weight": lm_head_of(target)[kept]}, "norm": norm}
-    return head if copied_layer is None else copy_layer(head, target[f"layers_{copied_layer}"], feature_scale)
+    if copied_layer is None:
+        return head
+    return copy_layer(head, split_projections(target[f"layers_{copied_layer}"], config.layer), feature_scale)
 
 
 def copy_layer(head: Params, layer: Params, feature_scale: Float[Array, " F"] | None = None) -> Params:
@@ -50,7 +53,7 @@ def copy_layer(head: Params, layer: Params, feature_scale: Float[Array, " F"] | 
 
     Args:
       head: a drawn head with the sizes of the target.
-      layer: parameters of a "llama" layer, which may be quantised.
+      layer: parameters of a "llama" layer with separate projections, which may be quantised.
     """
     layer = dequantise_params(layer)
     fc = 0.5 * head["fc"]["weight"]
@@ -95,9 +98,8 @@ def fresh_draft_model(config: DecoderConfig, key: Array, target: Params, layers:
     if not layers:
         return fresh_target(config, key)
     ends = {name: leaf for name, leaf in target.items() if not name.startswith("layers_")}
-    return dequantise_params(
-        ends | {f"layers_{place}": target[f"layers_{layer}"] for place, layer in enumerate(layers)}
-    )
+    chosen = {f"layers_{place}": target[f"layers_{layer}"] for place, layer in enumerate(layers)}
+    return dequantise_params(ends | split_projections(chosen, config))
 
 
 def lm_head_of(target: Params) -> Float[Array, "V H"]:

@@ -222,7 +222,7 @@ def test_an_error_about_a_path_names_its_option(loaded, tmp_path):
 def test_the_target_is_quantised_and_drafters_are_not(path):
     sources = Places(target=path, weights="int4")
     target, _ = load_pair(sources)
-    assert target.params["layers_0"]["mlp"]["up_proj"]["weight"]["q"].dtype == "int4"
+    assert target.params["layers_0"]["mlp"]["gate_up_proj"]["weight"]["q"].dtype == "int4"
     head = Loader(target, dataclasses.replace(sources, eagle3=path and str(bundled("eagle3"))))("eagle3")
     assert not any(is_quantised(node) for node in jax.tree.leaves(head.params, is_leaf=is_quantised))
 

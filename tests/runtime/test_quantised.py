@@ -135,7 +135,7 @@ def test_loaders_quantise_by_name():
     target, _, _ = load_demo("hass", weights="int4")
     head = load_drafter(bundled("eagle3"), target, TREES["k2n6"], weights="int8")
     layer = target.params["layers_0"]
-    assert layer["mlp"]["up_proj"]["weight"]["q"].dtype == jnp.int4
+    assert layer["mlp"]["gate_up_proj"]["weight"]["q"].dtype == jnp.int4
     assert target.params["embed_tokens"]["embedding"]["q"].dtype == jnp.int8
     assert head.params["head"]["fc"]["weight"]["q"].dtype == jnp.int8
     assert head.params["head"]["norm"]["scale"].dtype == jnp.float32

@@ -34,6 +34,7 @@ from eagle_jax.checkpoints.targets.quantisation import quantisation_of
 from eagle_jax.checkpoints.targets.quantised import QuantisedReader, zero_biases
 from eagle_jax.config import DecoderConfig
 from eagle_jax.core.types import Params
+from eagle_jax.models.projections import split_projections
 
 
 def load_target_checkpoint(
@@ -190,7 +191,7 @@ def save_target_checkpoint(
     The directory is replaced as a whole; other files in it (tokenizer, model card) are kept.
 
     Args:
-      params: nested dict as `load_target_checkpoint` returns it.
+      params: nested dict as `load_target_checkpoint` returns it, or `Target.params`.
       dtype: float32, bfloat16 or float16.
       max_shard_bytes: size from which the weights are split; None is 5 GiB.
 
@@ -201,7 +202,7 @@ def save_target_checkpoint(
     file_dtype = check_dtype(dtype)
     values = config_values(config, dtype)
     family = FAMILIES[config.architecture]
-    flat = flatten(params)
+    flat = flatten(split_projections(params, config))
     check_params(flat, expected_shapes(config), "the target's parameters:")
     generation = {"bos_token_id": values["bos_token_id"], "eos_token_id": values["eos_token_id"]}
     with replacing(Path(directory)) as staging:
