@@ -12,7 +12,7 @@ the compared text. Then they run it `repeats` times in turns. The speedup is the
 repetition. The prefill is also timed alone, with the same program. A conversation continues with the replies of plain
 decoding. `--by-cost` measures methods a second time, with the costs of their parts on this machine (`cycle_cost`): then
 every cycle verifies as much of the tree as pays, down to a plain step. If torch is installed, `transformers` is
-measured on the same weights; `--weights` leaves it out.
+measured on the same weights; `--weights` leaves it out. `--vllm` does the same with vLLM, in its own environment.
 
 The program writes result.json and table.md to `out` after every measurement, and `--resume` continues a stopped run. It
 prints the tables and, last, one JSON object (fields: `infer/common/results.py`; `costs` of `--by-cost`, measured after
@@ -40,16 +40,20 @@ from eagle_jax.runtime.compilation import forget_programs, use_compilation_cache
 from eagle_jax.runtime.drafters import TreeDrafter
 from infer.common.labels import PLAIN
 from infer.common.methods import NOTHING
+from infer.common.peers import hugging_face, saved_for_vllm, vllm_methods
 from infer.common.programs import at_least_one, listed, run
 from infer.common.results import Group, Result
 from infer.common.runs import Run, RunArgs, prepare, turns
 from infer.common.tables import markdown
-from infer.common.timing import Call, Method, cell, engine, hugging_face, time_repetitions
+from infer.common.timing import Call, Method, cell, engine, time_repetitions
 from infer.tuning.prediction import measure_costs
 from infer.tuning.trials import Prompt, Setting
 
 BY_COST = ", by cost"
 """End of the label of a method that follows its costs."""
+PEERS = {"transformers", "vllm"}
+PAUSE = 0.3
+"""Seconds before every call beside other engines, whose threads wait in loops for a while after a call."""
 COST_REPEATS = 5
 """Least number of timings of a cost; the fastest counts."""
 
@@ -62,12 +66,19 @@ class Args(RunArgs):
     by_cost: str | None = None  # trees of --methods to measure with their costs too
     repeats: int = 3  # timed runs, of which the median counts
     transformers: bool = True  # measure `transformers` generate too, if torch is installed
+    vllm: str | None = None  # Python of an environment with vLLM, to measure it too (installing it: docs/export.md)
+    vllm_dtypes: str = "float32,bfloat16"  # dtypes of vLLM's weights
+    vllm_head: str | None = None  # head that `train.export` wrote, for vLLM in float32
+    vllm_chain: int = 3  # tokens that it drafts
     out: Path = Path("runs/bench")  # directory of the result
 
 
 def main(args: Args) -> dict[str, Any]:
     """Runs the benchmark; returns the text that it prints last."""
-    at_least_one(args, "repeats")
+    at_least_one(args, "repeats", "vllm_chain")
+    dtypes = listed(args, "vllm_dtypes", str)
+    if args.vllm_head is not None and args.vllm is None:
+        raise ValueError("--vllm-head must come with --vllm, the Python of an environment with vLLM. Give it.")
     batches = listed(args, "batches", int, 1)
     current = prepare(args, Result, free=["batches"])
     for task in current.tasks:
@@ -92,6 +103,11 @@ def main(args: Args) -> dict[str, Any]:
     elif args.transformers:
         print("torch is not installed (pip install -e '.[test]'): transformers is not measured beside the engine")
     drafts |= {label + BY_COST: drafts[label] for label in trees}
+    if args.vllm is not None:
+        with saved_for_vllm(current.target) as model:
+            found = vllm_methods(args.vllm, current.target, model, dtypes, args.vllm_head, args.vllm_chain)
+        makers |= {label: make for label, (make, _) in found.items()}
+        drafts |= {label: draft for label, (_, draft) in found.items()}
     costs: dict[tuple[float, int], dict[str, CycleCost]] = {}
     names = [task.name for task in current.tasks]
     groups = [Group(*found) for found in itertools.product(names, current.temperatures, batches)]
@@ -151,6 +167,7 @@ def costs_of(drafters: Mapping[str, Any], current: Run[Result], group: Group, ar
 
 def measure(current: Run[Result], methods: Mapping[str, Method], group: Group, args: Args) -> dict[str, list[Call]]:
     """Runs every method on the conversations of a task."""
+    pause = PAUSE if {label.partition("@")[0] for label in methods} & PEERS else 0.0
     questions = next(task.questions for task in current.tasks if task.name == group.task)
     found: dict[str, list[Call]] = {label: [] for label in methods}
     for turn in turns(questions, current, args, group.batch):
@@ -161,7 +178,7 @@ def measure(current: Run[Result], methods: Mapping[str, Method], group: Group, a
             for part in ("answer", "prefill")
         }
         answers = {key: call() for key, call in calls.items()}  # compiles
-        seconds = time_repetitions(calls, args.repeats)
+        seconds = time_repetitions(calls, args.repeats, pause)
         plain = answers[PLAIN, "answer"]
         for label, own in found.items():
             times = seconds[label, "answer"], seconds[label, "prefill"]

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 
 import eagle_jax
-from eagle_jax.checkpoints import is_gguf
 from eagle_jax.core import CycleCost
 from eagle_jax.core.types import Params
 from eagle_jax.runtime.generation import request_of, run_request
@@ -22,8 +19,10 @@ from infer.common.results import Cell, Draft, Group, TimedQuestions
 K = TypeVar("K", bound=Hashable)
 
 
-def time_repetitions(calls: Mapping[K, Callable[[], Any]], repetitions: int) -> dict[K, list[float]]:
-    """Returns the seconds of every call in every repetition; the calls take turns.
+def time_repetitions(
+    calls: Mapping[K, Callable[[], Any]], repetitions: int, pause: float = 0.0
+) -> dict[K, list[float]]:
+    """Returns the seconds of every call in every repetition; the calls take turns, `pause` seconds apart.
 
     A call must wait for its result. It must have run once before, so that the times include no compilation.
     Every other repetition runs the calls in reverse order.
@@ -31,6 +30,7 @@ def time_repetitions(calls: Mapping[K, Callable[[], Any]], repetitions: int) -> 
     seconds: dict[K, list[float]] = {name: [] for name in calls}
     for repetition in range(repetitions):
         for name in list(calls)[:: 1 if repetition % 2 == 0 else -1]:
+            time.sleep(pause)
             start = time.perf_counter()
             calls[name]()
             seconds[name].append(time.perf_counter() - start)
@@ -92,42 +92,6 @@ def engine(
         return Answer(run_request(request._replace(batch=request.batch._replace(budget=budget))).tokens)
 
     return Method(answer, prefill)
-
-
-def hugging_face(target: eagle_jax.Target) -> Callable[[int, float], Method]:
-    """Wraps `generate` of `transformers` on the same weights in PyTorch."""
-    import torch
-    from transformers import AutoModelForCausalLM
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()  # loading takes a second
-    path = Path(target.name)
-    place, options = (path.parent, {"gguf_file": path.name}) if is_gguf(path) else (target.name, {})
-    model = AutoModelForCausalLM.from_pretrained(place, dtype=getattr(torch, target.dtype), **options).eval()
-    stops = set(target.config.eos_ids)
-
-    @torch.no_grad()
-    def run(prompts: list[list[int]], keys: jax.Array, max_new_tokens: int, temperature: float) -> Answer:
-        torch.manual_seed(int(jax.random.key_data(keys)[0, -1]))  # PyTorch has one seed for all rows
-        width = max(map(len, prompts))
-        ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
-        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-        # These override generation_config.json, whose settings may change the law.
-        options: dict[str, Any] = {"eos_token_id": sorted(stops) or None, "pad_token_id": 0, "repetition_penalty": 1.0}
-        if temperature:
-            options |= {"temperature": temperature, "top_k": 0, "top_p": 1.0}
-        full = model.generate(
-            ids, attention_mask=mask, max_new_tokens=max_new_tokens, do_sample=temperature > 0, **options
-        )
-        rows = full[:, width:].tolist()
-        ends = [next((i + 1 for i, token in enumerate(row) if token in stops), len(row)) for row in rows]
-        return Answer([row[:end] for row, end in zip(rows, ends, strict=True)])
-
-    def method(max_new_tokens: int, temperature: float) -> Method:
-        answer = functools.partial(run, max_new_tokens=max_new_tokens, temperature=temperature)
-        return Method(answer, functools.partial(answer, max_new_tokens=1))
-
-    return method
 
 
 class Call(NamedTuple):

