@@ -25,6 +25,8 @@ STATIC, DRAWN = f"{TEXTS}[static-greedy]", f"{TEXTS}[k3n12-cut]"
 ADAPTIVE = "tests/runtime/test_adaptive.py"
 LAW = "tests/core/test_law.py"
 ROLLOUT = "tests/core/test_rollout.py -k of_generate"
+HISTORY = "tests/drafters/test_history.py"
+COMBINED = "tests/drafters/test_combined.py"
 KERNEL = "tests/kernels -k kernel_equals_the_definition"
 
 
@@ -146,6 +148,38 @@ MUTANTS = (
            f"{LAW} -k 'joint_law and traversal'"),
     Mutant("block verification forgets the bound", "drafters/rules.py",
            "reach = jnp.minimum(reach * ratio, 1.0)", "reach = reach * ratio", f"{LAW} -k 'joint_law and block'"),
+    Mutant("a history wins at equal length", "drafters/pld.py", "better = theirs > width", "better = theirs >= width",
+           f"{HISTORY} -k longest_match"),
+    Mutant("a history drafts beyond a sample", "drafters/pld.py", "(jnp.cumsum(tokens == SEPARATOR) == 0) &",
+           "(tokens != SEPARATOR) &", f"{HISTORY} -k longest_match"),
+    Mutant("a history matches at a sample's end", "drafters/pld.py", "find(samples, followed, last, True)",
+           "find(samples, samples >= 0, last, True)", f"{HISTORY} -k longest_match"),
+    Mutant("a history begins with its first sample", "drafters/pld.py", "followed, last, True)",
+           "followed, last, False)", f"{HISTORY} -k longest_match"),
+    Mutant("a history is drafted past its end", "drafters/pld.py", "& (start + steps < samples.shape[0])",
+           "& (start >= 0)", f"{HISTORY} -k searched_to"),
+    Mutant("every history has its own size", "drafters/pld.py", "np.full((1 << (size - 1).bit_length(),),",
+           "np.full((size + len(parts),),", f"{HISTORY} -k full_length"),
+    Mutant("samples are not replaced", "runtime/drafters.py",
+           "return self.from_settings(self.target, self.settings, samples)", "return self",
+           f"{HISTORY} -k full_length"),
+    Mutant("a chain follows a node without its parent", "drafters/combined.py",
+           "jnp.all(agrees[:, None, :] | ~mask, axis=2)", "agrees", f"{COMBINED} -k each_once"),
+    Mutant("a chain is added as a whole", "drafters/combined.py", "(steps > most) & (steps <= known)",
+           "(steps <= known)", f"{COMBINED} -k each_once"),
+    Mutant("a chain is followed beyond its end", "drafters/combined.py", "tree.valid & same & (depths <= known)",
+           "tree.valid & same", f"{COMBINED} -k each_once"),
+    Mutant("a chain begins at the root", "drafters/combined.py", "parents = jnp.where(steps == most + 1, fork,",
+           "parents = jnp.where(steps == most + 1, 0,", f"{COMBINED} -k each_once"),
+    Mutant("padding is followed", "drafters/combined.py", "agrees = tree.valid & same",
+           "agrees = same", f"{COMBINED} -k each_once"),
+    Mutant("the combined tree has the tree's depth", "drafters/combined.py", "max(tree.depth, chain.depth)",
+           "tree.depth", f"{COMBINED} -k slow_loop"),
+    Mutant("a combined chain is not updated", "drafters/combined.py",
+           'chain.update(_own(params, "chain"), state.chain, verified._replace(choices=None)),', "state.chain,",
+           f"{COMBINED} -k slow_loop"),
+    Mutant("a combined chain is not rewound", "drafters/combined.py", "rewind_chain(state.chain, length)",
+           "state.chain", f"{COMBINED} -k sessions"),
     Mutant("scores are not cumulative", "drafters/tree_growth.py", "values = (front.scores[:, :, None] + gains)",
            "values = (0 * front.scores[:, :, None] + gains)", "tests/drafters/test_drafters.py -k slow_version"),
     Mutant("a head is updated with the wrong token", "drafters/eagle.py",
