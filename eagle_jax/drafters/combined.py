@@ -122,14 +122,14 @@ def add_chain(tree: DraftTree, chain: DraftTree, depth: int) -> DraftTree:
     mask = ancestor_mask(tree.parents, depth)
     depths = node_depths(mask)
     same = tree.tokens == jnp.take_along_axis(chain.tokens, jnp.minimum(depths, length), axis=1)
-    agrees = tree.valid & same & (depths <= known)
-    shared = jnp.all(agrees[:, None, :] | ~mask, axis=2)  # paths that the chain has
+    # Paths that the chain has. Padding has depth 0, where the root comes first.
+    shared = jnp.all(same[:, None, :] | ~mask, axis=2)
     most = jnp.max(jnp.where(shared, depths, 0), axis=1, keepdims=True)
     fork = jnp.argmax(shared & (depths == most), axis=1, keepdims=True).astype(jnp.int32)
     steps = jnp.broadcast_to(jnp.arange(1, length + 1, dtype=jnp.int32)[None], (tree.tokens.shape[0], length))
     is_new = (steps > most) & (steps <= known)
     parents = jnp.where(steps == most + 1, fork, rows + steps - 2)
-    gains = chain.scores[:, 1:] - jnp.take_along_axis(chain.scores, most, axis=1)
+    gains = chain.scores[:, 1:] - jnp.take_along_axis(chain.scores, jnp.minimum(most, length), axis=1)
     scores = jnp.take_along_axis(tree.scores, fork, axis=1) + gains
     return DraftTree(
         tokens=jnp.concatenate([tree.tokens, chain.tokens[:, 1:]], axis=1),

@@ -115,6 +115,8 @@ def test_sessions_rewind_both_methods():
         found = [token for chunk in session.stream(text, max_new_tokens=8, eos_ids=()) for token in chunk.tokens]
         assert found == eagle_jax.generate(target, None, [text], max_new_tokens=8, eos_ids=()).tokens[0]
     assert session.read == 2, "the text before the change was read again"
+    back = both.plain.rewind(session._state.drafter, jnp.array([5]))
+    assert back.tree.cache.length.tolist() == back.chain.length.tolist() == [5]
 
 
 def test_a_ladder_verifies_part_of_a_combined_tree():
