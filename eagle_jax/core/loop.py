@@ -129,7 +129,7 @@ def _commit(
         if checked.log_probs is not None and state.log_probs is not None:
             log_probs = append(state.log_probs, checked.log_probs, state.num_tokens)
         features = state.features
-        if checked.kept is not None:
+        if checked.kept is not None and features is not None:
             features = append(features, checked.kept, cache.length)  # rows beyond `emitted` are written over
         running, num_tokens = ~state.done, state.num_tokens + emitted
         ends = (emitted > 0) & is_stop(last[:, None], state.eos_ids)[:, 0]
