@@ -20,7 +20,7 @@ from eagle_jax.parallel import to_host
 from eagle_jax.runtime.drafters import BoundDrafter
 from eagle_jax.runtime.errors import check_finite, check_fits, memory_errors
 from eagle_jax.runtime.profile import Profile, bound_profile
-from eagle_jax.runtime.request import Request, StopTokens, check_drafter, checked_taps, prepare, sampling_of
+from eagle_jax.runtime.request import Request, StopTokens, check_drafter, prepare, sampling_of, with_taps
 from eagle_jax.runtime.target import Target, check_target
 
 STATIC = ("engine", "sizes")
@@ -134,7 +134,11 @@ def generate(
       CheckpointError: weights of `profile` do not load.
       MemoryError: the run does not fit in device memory.
     """
-    return run_request(request_of(target, drafter, prompts, profile, cycle_cost=cycle_cost, taps=taps, **options))
+    request = request_of(target, drafter, prompts, profile, cycle_cost=cycle_cost, fits=taps is None, **options)
+    if taps is not None:  # no option of `request_of`: a stream keeps none
+        request = with_taps(request, taps, target.config)
+        check_fits(request)
+    return run_request(request)
 
 
 def stream(
@@ -211,7 +215,6 @@ def request_of(
     key: jax.Array | int | None = None,
     log_probs: LogProbs | None = None,
     cycle_cost: float | CycleCost | None = None,
-    taps: Sequence[int] | None = None,
     fits: bool = True,
 ) -> Request:
     """Builds the engine's arguments from those of `generate`; error messages name a prompt by `name`.
@@ -230,8 +233,7 @@ def request_of(
     cost = cost if cycle_cost is None else cycle_cost
     check_drafter(drafter, target)
     method, own = (vanilla_drafter(), {}) if drafter is None else (drafter.drafter, drafter.params)
-    kept = checked_taps(taps, target.config)
-    engine = Engine(target.fn, method, log_probs, cycle_cost=_checked_cost(cost, method), taps=kept)
+    engine = Engine(target.fn, method, log_probs, cycle_cost=_checked_cost(cost, method))
     batch, sizes = prepare(prompts, max_new_tokens, eos_ids, key, name, target.config, core.longest_update(engine))
     if not sampling.greedy and key is None:
         raise ValueError("key must be given at temperature > 0, got None. Pass key=jax.random.key(seed) or key=seed.")

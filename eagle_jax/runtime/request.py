@@ -125,14 +125,14 @@ def check_drafter(drafter: Any, target: Target) -> None:
         )
 
 
-def checked_taps(taps: Any, config: DecoderConfig) -> tuple[int, ...] | None:
-    """Returns the hidden states to keep; None keeps none.
+def with_taps(request: Request, taps: Any, config: DecoderConfig) -> Request:
+    """Returns the request of a run that keeps hidden states of the target; `taps` None keeps none.
 
     Raises:
       ValueError: they are not hidden states of the target.
     """
     if taps is None:
-        return None
+        return request
     found = None if isinstance(taps, str) else _integers(taps)
     layers = config.num_layers
     if found is None or found.ndim != 1 or not found.size or found.min() < 0 or found.max() > layers:
@@ -140,7 +140,7 @@ def checked_taps(taps: Any, config: DecoderConfig) -> tuple[int, ...] | None:
             f"taps must be hidden states 0 to {layers}, or None, got {taps!r:.40}. Pass for example "
             f"(*head.config.taps, {layers})."
         )
-    return tuple(found.tolist())
+    return request._replace(engine=request.engine._replace(taps=tuple(found.tolist())))
 
 
 def _check_not_traced(**arguments: Any) -> None:

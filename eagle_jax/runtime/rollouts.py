@@ -16,7 +16,7 @@ from eagle_jax.parallel import row_groups, to_host
 from eagle_jax.runtime.drafters import BoundDrafter
 from eagle_jax.runtime.errors import check_finite, check_fits, memory_errors
 from eagle_jax.runtime.generation import STATIC, GenerateOutput, Options, cut_rows, request_of
-from eagle_jax.runtime.request import bucket, keys_of, round_up
+from eagle_jax.runtime.request import bucket, keys_of, round_up, with_taps
 from eagle_jax.runtime.target import Target
 
 PASSES = 64
@@ -81,7 +81,8 @@ def rollout(
         raise ValueError(f"drafter must be a loaded drafter or None in a rollout, got {drafter!r:.40}. Load one.")
     key = options.get("key")
     placeholder: Options = {**options, "key": None if key is None else 0}
-    request = request_of(target, drafter, prompts, taps=taps, fits=False, **placeholder)
+    request = request_of(target, drafter, prompts, fits=False, **placeholder)
+    request = with_taps(request, taps, target.config)
     params, batch, sampling, engine, sizes = request
     count, samples = len(batch.lengths), samples_per_prompt
     rows = row_groups(target.mesh)

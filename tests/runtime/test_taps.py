@@ -12,6 +12,7 @@ import pytest
 import eagle_jax
 from eagle_jax.parallel import make_mesh
 from eagle_jax.runtime import errors, generation, rollouts
+from eagle_jax.runtime.request import with_taps
 from tests.models import DRAFTERS, random_prompts, tiny_target
 
 PROMPTS = random_prompts([5, 31, 1, 17, 8, 3], 12)
@@ -67,7 +68,7 @@ def test_rollouts_return_them_for_every_reply():
 def test_memory_of_features_is_counted(monkeypatch):
     target = tiny_target()
     kept = dict(max_new_tokens=32, taps=(0, 1, 2))
-    request = generation.request_of(target, None, PROMPTS, **kept)
+    request = with_taps(generation.request_of(target, None, PROMPTS, max_new_tokens=32), (0, 1, 2), target.config)
     features = 4 * 48 * request.sizes.slots  # of a row, float32
     least = errors.size_of(request.params) + errors.size_of(errors.cache_shapes(request)) + 6 * features
     monkeypatch.setattr(errors, "_limit", lambda _: least)
@@ -76,6 +77,9 @@ def test_memory_of_features_is_counted(monkeypatch):
     with pytest.raises(MemoryError, match=r"where 5 of 6 rows fit.* features of 6 rows 0\.00 GB .leave out taps"):
         errors.check_fits(request)
     errors.check_fits(request._replace(engine=request.engine._replace(taps=None)))
+    monkeypatch.setattr(generation, "generate_program", lambda *_, **__: pytest.fail("went on to compile"))
+    with pytest.raises(MemoryError, match="features of 6 rows"):
+        eagle_jax.generate(target, None, PROMPTS, **kept)
     seen = []
     monkeypatch.setattr(rollouts, "check_fits", lambda held, replies: seen.append((len(held.batch.prompts), replies)))
     monkeypatch.setattr(rollouts, "start_program", lambda *_, **__: pytest.fail("went on to compile"))
@@ -91,3 +95,10 @@ def test_bad_taps_raise(taps, monkeypatch):
         eagle_jax.generate(tiny_target(), None, PROMPTS, taps=taps)
     with pytest.raises(ValueError, match="taps must be hidden states 0 to 2, or None, got"):
         eagle_jax.rollout(tiny_target(), None, PROMPTS, taps=taps)
+
+
+def test_a_stream_keeps_no_features():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'taps'"):
+        eagle_jax.stream(tiny_target(), None, PROMPTS[0], taps=(0,))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'taps'"):
+        eagle_jax.Session(tiny_target()).stream(PROMPTS[0], taps=(0,))
