@@ -107,6 +107,10 @@ def _medusa(kind: str, tree: TreeConfig) -> Callable[[Target], BoundDrafter]:
     return lambda target: tiny_medusa(kind, tree, target.config.vocab_size).rebind(target)
 
 
+def _with_lookup(name: str, **settings: int) -> Callable[[Target], BoundDrafter]:
+    return lambda target: DRAFTERS[name](target).with_lookup(eagle_jax.prompt_lookup(target, **settings))
+
+
 DRAFTERS: dict[str, Callable[[Target], BoundDrafter]] = {
     **{f"{kind}-{name}": _head(kind, tree) for kind in ("eagle1", "eagle3") for name, tree in TREES.items()},
     **{f"eagle3-{name}": _head("eagle3", tree) for name, tree in SAMPLED.items()},
@@ -126,9 +130,17 @@ DRAFTERS: dict[str, Callable[[Target], BoundDrafter]] = {
     "small-top-p": functools.partial(near_model, tree=TREES["top-p"]),
     "lookup": functools.partial(eagle_jax.prompt_lookup, ngram=2, length=5),
     "lookup-latest": functools.partial(eagle_jax.prompt_lookup, latest=True),
+    "lookup-history": lambda target: eagle_jax.prompt_lookup(
+        target, length=5, history=random_prompts([90, 1, 200], target.config.vocab_size, seed=3)
+    ),
     "lookahead": functools.partial(eagle_jax.lookahead, ngram=3, window=4, guesses=3),
     "lookahead-of-two": functools.partial(eagle_jax.lookahead, ngram=2, window=3, guesses=2),
     "lookahead-default": eagle_jax.lookahead,
+    "combined-dynamic": _with_lookup("eagle3-k3n12", ngram=2, length=6),
+    "combined-static": _with_lookup("eagle1-static", length=2),
+    "combined-medusa": _with_lookup("medusa-static", length=5),
+    "combined-small": _with_lookup("small-dynamic", length=5),
+    "combined-lookahead": _with_lookup("lookahead", length=5),
 }
 """Every method, as `name -> (target) -> drafter`, for tiny targets: add a new method here."""
 DRAWN = {name for name in DRAFTERS if name.partition("-")[2] in SAMPLED}

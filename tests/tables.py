@@ -67,7 +67,8 @@ def _forward(
     count, total = jnp.sum(visible, axis=2), jnp.sum(jnp.where(visible, seen_at, 0), axis=2)
     whole = (count == positions + 1) & (2 * total == positions * (positions + 1))
     hidden = jnp.stack([before, own[:, 0, :, 0], jnp.where(whole, 0.0, jnp.nan)], axis=2)
-    features = jnp.stack([tokens, positions], axis=2).astype(jnp.float32)
+    own_features = jnp.stack([tokens, positions], axis=2).astype(jnp.float32)
+    features = jnp.concatenate([own_features[..., :0], *(own_features + 1000 * tap for tap in taps)], axis=2)
     return TargetOutput(hidden, features, NewKV((at,), (own,)))
 
 
@@ -123,7 +124,7 @@ def watched(inner: Drafter) -> Drafter:
             state.sound & (~any_ | (right & joins)),
         )
 
-    return inner._replace(init=init, draft=draft, update=update)
+    return inner._replace(init=init, draft=draft, update=update, taps=(0,), with_level_cost=None)
 
 
 def batch_of(

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from eagle_jax.core.loop import step
-from eagle_jax.core.prompts import Prefix, begin, empty_caches, read, slots_of
+from eagle_jax.core.prompts import Prefix, begin, empty_caches, empty_features, read, slots_of
 from eagle_jax.core.randomness import threefry_keys
 from eagle_jax.core.types import FINITE, Engine, GenerateState, Params, Sampling, Sizes
 
@@ -42,6 +42,7 @@ class Replies(NamedTuple):
     Attributes:
       tokens: [J, M] int32. num_tokens, cycles, not_finite, bad_drafts: [J] int32. accepted: [J, D+1] int32.
       log_probs: [J, M] float32 or None. finished: [J] bool, also of padding.
+      features: [J, S, F] or None, of prompt and reply.
     """
 
     tokens: Int[Array, "J M"]
@@ -52,6 +53,7 @@ class Replies(NamedTuple):
     bad_drafts: Int[Array, " J"]
     log_probs: Float[Array, "J M"] | None
     finished: Bool[Array, " J"]
+    features: Float[Array, "J S F"] | None = None
 
 
 class RolloutState(NamedTuple):
@@ -59,7 +61,8 @@ class RolloutState(NamedTuple):
 
     Attributes:
       lanes: the B replies in progress. job: [B] int32, their jobs; J marks a free lane.
-      room: the R prompts read last. ready: the next sample of each, after its first token, without a cache.
+      room: the R prompts read last. ready: the next sample of each, after its first token, without a cache
+        and features, which are the room's.
       waiting: [R] bool, rows of `ready` that are not yet in a lane.
       first: int32, prompt in the first row of the room. sample: int32, samples of its prompts that have begun.
       replies: finished ones. passes: int32, target passes over the lanes.
@@ -101,7 +104,8 @@ def start_rollout(
     def first_group() -> tuple[Prefix, GenerateState]:
         first = jnp.zeros((room,), jnp.int32)
         caches = empty_caches(params, engine, room, slots)
-        prefix = read(params, *caches, jobs.prompts[first], jobs.lengths[first], engine, sizes.chunk)
+        kept = empty_features(params, engine, room, slots)
+        prefix = read(params, *caches, jobs.prompts[first], jobs.lengths[first], engine, sizes.chunk, kept)
         return prefix, _begin(params, prefix, jobs, first, sampling, engine, sizes)
 
     def zeros(tree: Any, rows: int) -> Any:
@@ -110,7 +114,7 @@ def start_rollout(
     prefix, ready = jax.eval_shape(first_group)
     key, without_keys = threefry_keys(jobs.keys[:1]), ready._replace(keys=())
     running = zeros(without_keys, lanes)._replace(keys=jnp.repeat(key, lanes), done=jnp.ones((lanes,), bool))
-    begun = zeros(without_keys._replace(cache=()), room)._replace(keys=jnp.repeat(key, room))
+    begun = zeros(without_keys._replace(cache=(), features=None), room)._replace(keys=jnp.repeat(key, room))
     names = [name for name in Replies._fields if name != "finished"]
     kept = {name: zeros(getattr(ready, name), count) for name in names}
     kept |= {name: jnp.full((count,), FINITE, jnp.int32) for name in ("not_finite", "bad_drafts")}
@@ -141,17 +145,19 @@ def advance_rollout(
         first = state.first + rows
         prompt, lengths = group(first)
         caches = empty_caches(params, engine, rows, slots)
-        room = read(params, *caches, jobs.prompts[prompt], jnp.maximum(lengths, 1), engine, sizes.chunk)
+        kept = empty_features(params, engine, rows, slots)
+        room = read(params, *caches, jobs.prompts[prompt], jnp.maximum(lengths, 1), engine, sizes.chunk, kept)
         return state._replace(room=room, first=first, sample=jnp.int32(0))
 
     def begin_sample(state: RolloutState) -> RolloutState:
         prompt, lengths = group(state.first)
         ready: Any = _begin(params, state.room, jobs, prompt * samples + state.sample, sampling, engine, sizes)
-        return state._replace(ready=ready._replace(cache=()), waiting=lengths > 0, sample=state.sample + 1)
+        ready = ready._replace(cache=(), features=None)
+        return state._replace(ready=ready, waiting=lengths > 0, sample=state.sample + 1)
 
     def enter(state: RolloutState) -> RolloutState:
         row, lane = jnp.argmax(state.waiting), jnp.argmax(state.job == count)
-        new = state.ready._replace(cache=state.room.cache)
+        new = state.ready._replace(cache=state.room.cache, features=state.room.kept)
         pick, put = jax.lax.dynamic_index_in_dim, jax.lax.dynamic_update_index_in_dim
         lanes = jax.tree.map(lambda rows, part: put(rows, pick(part, row), lane, 0), state.lanes, new)
         job = (state.first + row) * samples + state.sample - 1
@@ -226,7 +232,27 @@ def _harvest(state: RolloutState) -> RolloutState:
     def keep(name: str, rows: Array | None) -> Array | None:
         return None if rows is None else getattr(state.replies, name).at[at].set(rows, mode="drop")
 
-    names = [name for name in Replies._fields if name != "finished"]
+    names = [name for name in Replies._fields if name not in ("finished", "features")]
     kept: dict[str, Any] = {name: keep(name, getattr(lanes, name)) for name in names}
     finished = state.replies.finished.at[at].set(True, mode="drop")
-    return state._replace(replies=Replies(**kept, finished=finished), job=jnp.where(lanes.done, count, state.job))
+    features = _harvest_features(state, at)
+    replies = Replies(**kept, finished=finished, features=features)
+    return state._replace(replies=replies, job=jnp.where(lanes.done, count, state.job))
+
+
+def _harvest_features(state: RolloutState, at: Int[Array, " B"]) -> Float[Array, "J S F"] | None:
+    """Keeps the features of the replies that are over; `at` is their job, or the number of jobs.
+
+    They are large: a scatter of all lanes would move them in every cycle, and the loop moves those of ended replies.
+    """
+    source, kept = state.lanes.features, state.replies.features
+    if source is None or kept is None:
+        return None
+
+    def move(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        at, kept = carry
+        lane = jnp.argmin(at)
+        row = jax.lax.dynamic_index_in_dim(source, lane, keepdims=False)
+        return at.at[lane].set(len(kept)), jax.lax.dynamic_update_index_in_dim(kept, row, at[lane], 0)
+
+    return jax.lax.while_loop(lambda carry: jnp.any(carry[0] < len(kept)), move, (at, kept))[1]

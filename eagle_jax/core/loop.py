@@ -18,7 +18,7 @@ from eagle_jax.core import adaptive
 from eagle_jax.core.adaptive import Progress
 from eagle_jax.core.cache import commit
 from eagle_jax.core.checked import draft_checked, update_checked
-from eagle_jax.core.prompts import has_finite_maximum, is_stop, prefill
+from eagle_jax.core.prompts import append, has_finite_maximum, is_stop, prefill, run_target
 from eagle_jax.core.sampling import log_prob
 from eagle_jax.core.tree import ancestor_mask, by_score, node_depths
 from eagle_jax.core.types import (
@@ -47,6 +47,7 @@ class Checked(NamedTuple):
       on_path: [B, D+1] int32, tokens of the path. tokens: [B, D+1] int32, the target's token after each of them.
       num_finite: [B] int32, tokens before the first visited node without finite logits; D + 2 without such a node.
       out: the target's results on the path. log_probs: [B, D+1] float32, of `tokens`. choices: as in `Verified`.
+      kept: [B, D+1, F], the states of `Engine.taps` on the path; None without taps.
     """
 
     acceptance: Acceptance
@@ -56,6 +57,7 @@ class Checked(NamedTuple):
     out: TargetOutput
     log_probs: Float[Array, "B D1"] | None
     choices: Int[Array, "B N1"] | None
+    kept: Float[Array, "B D1 F"] | None
 
 
 def step(params: Params, state: GenerateState, sampling: Sampling, engine: Engine) -> tuple[GenerateState, StepInfo]:
@@ -67,13 +69,17 @@ def step(params: Params, state: GenerateState, sampling: Sampling, engine: Engin
       the next state, and the cycle's tree, acceptance and tokens.
 
     Raises:
-      ValueError: only one of this engine and the engine of `prefill` keeps log-probabilities; the drafter's tree does
-        not have `num_nodes` nodes; or `draft` or `update` returns another state, as in `prefill`.
+      ValueError: only one of this engine and the engine of `prefill` keeps log-probabilities, or features; the
+        drafter's tree does not have `num_nodes` nodes; or `draft` or `update` returns another state, as in `prefill`.
     """
     drafter = engine.drafter
     if (engine.log_probs is None) != (state.log_probs is None):
         raise ValueError(
             f"engine.log_probs must be the same in prefill and step, got {engine.log_probs!r} in step. Pass one engine."
+        )
+    if (engine.taps is None) != (state.features is None):
+        raise ValueError(
+            f"engine.taps must be the same in prefill and step, got {engine.taps!r} in step. Pass one engine."
         )
     randomness = RowRandomness(state.keys, state.num_tokens)
     tree, drafter_state = draft_checked(drafter, params, state, randomness, sampling)
@@ -87,7 +93,7 @@ def _verify(params: Params, state: GenerateState, tree: DraftTree, sampling: Sam
     with jax.named_scope("verify"):
         mask = ancestor_mask(tree.parents, depth)
         positions = state.cache.length[:, None] + node_depths(mask)
-        out = target.forward(params["target"], tree.tokens, positions, mask, state.cache, drafter.taps)
+        out, kept = run_target(params, engine, tree.tokens, positions, mask, state.cache)
         logits = target.logits(params["target"], out.hidden)
         finite = has_finite_maximum(logits)
         acceptance = rule_of(engine)(tree, logits, state.keys, state.num_tokens, sampling, depth)
@@ -104,7 +110,8 @@ def _verify(params: Params, state: GenerateState, tree: DraftTree, sampling: Sam
         new = jax.tree.map(lambda rows: jnp.take_along_axis(rows, path[:, None, :, None], axis=2), out.new)
         num_finite = _tokens_before_fault(finite, acceptance)
         accepted_out = TargetOutput(pick(out.hidden), pick(out.features), new)
-        return Checked(acceptance, on_path, tokens, num_finite, accepted_out, log_probs, choices)
+        kept = None if kept is None else pick(kept)
+        return Checked(acceptance, on_path, tokens, num_finite, accepted_out, log_probs, choices, kept)
 
 
 def _commit(
@@ -120,7 +127,10 @@ def _commit(
         last = jnp.take_along_axis(tokens, jnp.maximum(emitted - 1, 0)[:, None], axis=1)[:, 0]
         log_probs = None
         if checked.log_probs is not None and state.log_probs is not None:
-            log_probs = _append(state.log_probs, checked.log_probs, state.num_tokens)
+            log_probs = append(state.log_probs, checked.log_probs, state.num_tokens)
+        features = state.features
+        if checked.kept is not None and features is not None:
+            features = append(features, checked.kept, cache.length)  # rows beyond `emitted` are written over
         running, num_tokens = ~state.done, state.num_tokens + emitted
         ends = (emitted > 0) & is_stop(last[:, None], state.eos_ids)[:, 0]
         stopped = running & (ends | (num_tokens >= state.budget))
@@ -131,7 +141,7 @@ def _commit(
             cache=commit(cache, out.new, emitted, result=out.hidden, windows=target.windows),
             drafter=drafter_state,
             root=jnp.where(emitted > 0, last, state.root),
-            tokens=_append(state.tokens, tokens, state.num_tokens),
+            tokens=append(state.tokens, tokens, state.num_tokens),
             num_tokens=num_tokens,
             budget=state.budget,
             eos_ids=state.eos_ids,
@@ -142,6 +152,7 @@ def _commit(
             not_finite=jnp.where(failed, num_tokens, state.not_finite),
             bad_drafts=jnp.where(has_nan_scores, state.num_tokens, state.bad_drafts),
             log_probs=log_probs,
+            features=features,
         )
     return new_state, StepInfo(tree, acceptance, tokens, emitted, checked.log_probs)
 
@@ -211,7 +222,7 @@ def generate(params: Params, batch: Batch, sampling: Sampling, engine: Engine, s
 
 def _burst(params: Params, state: GenerateState, sampling: Sampling, engine: Engine) -> GenerateState:
     """Runs at most `adaptive.BURST` plain steps, whose tokens the drafter reads at the end."""
-    plain = Engine(engine.target, adaptive.recorder(engine), engine.log_probs)
+    plain = Engine(engine.target, adaptive.recorder(engine), engine.log_probs, taps=engine.taps)
     record = plain.drafter.init(params, len(state.root), state.cache.slots)._replace(start=state.cache.length)
     begun = state._replace(drafter=record, accepted=jnp.zeros_like(state.accepted[:, :1]))
     _, after = jax.lax.while_loop(
@@ -265,8 +276,3 @@ def _count_emitted(tokens: Int[Array, "B D1"], available: Int[Array, " B"], stat
     first = jnp.where(jnp.any(stops, axis=1), jnp.argmax(stops, axis=1) + 1, tokens.shape[1])
     emitted = jnp.minimum(jnp.minimum(available, first), state.budget - state.num_tokens)
     return jnp.where(state.done, 0, emitted).astype(jnp.int32)
-
-
-def _append(rows: Array, new: Array, at: Int[Array, " B"]) -> Array:
-    """Writes `new` into every row, from the row's own index on."""
-    return jax.vmap(lambda row, part, place: jax.lax.dynamic_update_slice(row, part, (place,)))(rows, new, at)

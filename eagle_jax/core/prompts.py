@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +14,18 @@ from eagle_jax.core.cache import commit
 from eagle_jax.core.checked import check_arguments, update_checked
 from eagle_jax.core.randomness import threefry_keys
 from eagle_jax.core.sampling import draw, log_prob
-from eagle_jax.core.types import FINITE, Batch, Engine, GenerateState, KVCache, Params, Sampling, Sizes, Verified
+from eagle_jax.core.types import (
+    FINITE,
+    Batch,
+    Engine,
+    GenerateState,
+    KVCache,
+    Params,
+    Sampling,
+    Sizes,
+    TargetOutput,
+    Verified,
+)
 
 
 class Prefix(NamedTuple):
@@ -22,6 +34,7 @@ class Prefix(NamedTuple):
     Attributes:
       cache: the target's, with the prompts. drafter: state of the drafter, which has read all but the last position.
       hidden, features: of the last position. last: [B, 1] int32, the last token of every prompt.
+      kept: of all positions, `GenerateState.features`.
     """
 
     cache: KVCache
@@ -29,6 +42,7 @@ class Prefix(NamedTuple):
     hidden: Float[Array, "B H"]
     features: Float[Array, "B F"]
     last: Int[Array, "B 1"]
+    kept: Float[Array, "B S F"] | None = None
 
 
 def required_slots(prompt_width: int, max_tokens: int, depth: int, chunk: int) -> int:
@@ -55,6 +69,32 @@ def empty_caches(params: Params, engine: Engine, rows: int, slots: int) -> tuple
     return engine.target.init_cache(rows, slots), engine.drafter.init(params, rows, slots)
 
 
+def empty_features(params: Params, engine: Engine, rows: int, slots: int) -> Float[Array, "B S F"] | None:
+    """Returns the first `GenerateState.features`, for `extend`; None without `engine.taps`."""
+    if engine.taps is None:
+        return None
+    found = engine.target.output_shapes(params["target"], engine.target.init_cache(rows, slots), engine.taps).features
+    return jnp.zeros((rows, slots, found.shape[2]), found.dtype)
+
+
+def run_target(
+    params: Params, engine: Engine, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], mask: Array, cache: KVCache
+) -> tuple[TargetOutput, Float[Array, "B T F"] | None]:
+    """Runs the target once, and returns its results with the drafter's features, and those of `engine.taps`."""
+    own, taps = engine.drafter.taps, engine.taps
+    out = engine.target.forward(params["target"], tokens, positions, mask, cache, (*own, *(taps or ())))
+    if taps is None:
+        return out, None
+    width = out.features.shape[2] * len(own) // max(len(own) + len(taps), 1)
+    return out._replace(features=out.features[..., :width]), out.features[..., width:]
+
+
+def append(rows: Array, new: Array, at: Int[Array, " B"]) -> Array:
+    """Writes `new` into every row, from the row's own index on."""
+    put = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0)
+    return jax.vmap(put)(rows, new, at)
+
+
 def prefill(params: Params, batch: Batch, sampling: Sampling, engine: Engine, sizes: Sizes) -> GenerateState:
     """Runs the target over the prompts in chunks and emits the first token of every row.
 
@@ -66,52 +106,63 @@ def prefill(params: Params, batch: Batch, sampling: Sampling, engine: Engine, si
     """
     check_arguments(params, batch, sampling, engine, sizes)
     rows, width = batch.prompts.shape
-    caches = empty_caches(params, engine, rows, slots_of(width, engine, sizes))
-    return extend(params, *caches, batch, sampling, engine, sizes)
+    slots = slots_of(width, engine, sizes)
+    caches, features = empty_caches(params, engine, rows, slots), empty_features(params, engine, rows, slots)
+    return extend(params, *caches, batch, sampling, engine, sizes, features)
 
 
 def extend(
-    params: Params, cache: KVCache, drafter_state: Any, batch: Batch, sampling: Sampling, engine: Engine, sizes: Sizes
-) -> GenerateState:
+    params: Params, cache: KVCache, drafter_state: Any, batch: Batch, sampling: Sampling, engine: Engine, sizes: Sizes,
+    features: Float[Array, "B S F"] | None = None,
+) -> GenerateState:  # fmt: skip
     """Runs `prefill` after the committed tokens of a cache, for the next turn of a conversation.
 
     Args:
       cache: the target's cache, with the text so far, and room for `required_slots` of the new prompts.
       drafter_state: the drafter's state, updated with the same text.
       batch: the prompts continue that text; the first token of each is the last emitted one, not yet committed.
+      features: `GenerateState.features` of the text so far, with `engine.taps`; else None.
 
     Raises:
-      ValueError: the chunk does not divide P, or `update` returns another state, as in `prefill`.
+      ValueError: the chunk does not divide P, `update` returns another state, as in `prefill`, or only one of
+        `features` and `engine.taps` is given.
     """
     with jax.named_scope("prefill"):
-        prefix = read(params, cache, drafter_state, batch.prompts, batch.lengths, engine, sizes.chunk)
+        prefix = read(params, cache, drafter_state, batch.prompts, batch.lengths, engine, sizes.chunk, features)
         return begin(params, prefix, batch.budget, batch.eos_ids, batch.keys, sampling, engine, sizes.max_tokens)
 
 
 def read(
     params: Params, cache: KVCache, drafter_state: Any, prompts: Int[Array, "B P"], lengths: Int[Array, " B"],
-    engine: Engine, chunk: int,
+    engine: Engine, chunk: int, kept: Float[Array, "B S F"] | None = None,
 ) -> Prefix:  # fmt: skip
     """Runs the target over prompts, `chunk` tokens at a time, after the committed tokens of a cache.
 
     Raises:
-      ValueError: the chunk does not divide P, or the drafter's `update` returns another state.
+      ValueError: as `extend`, whose `features` are `kept`.
     """
     target, drafter = engine.target, engine.drafter
     rows, width = prompts.shape
     if width % chunk:
         raise ValueError(f"chunk must divide the padded prompt width, {width}, got {chunk}. Pad prompts to a multiple.")
+    if (kept is None) != (engine.taps is None):
+        raise ValueError(
+            f"features must be given with engine.taps, and only then, got taps {engine.taps} and "
+            f"{'no' if kept is None else 'these'} features. Pass GenerateState.features of the text so far."
+        )
     base = cache.length
     following = jnp.concatenate([prompts[:, 1:], jnp.zeros((rows, 1), prompts.dtype)], axis=1)
     causal = jnp.tril(jnp.ones((chunk, chunk), bool))
 
     def run_chunk(index: Array, carry: tuple) -> tuple:
-        cache, state, last = carry
+        cache, state, kept, last = carry
         start = index * chunk
         tokens = jax.lax.dynamic_slice_in_dim(prompts, start, chunk, axis=1)
         next_tokens = jax.lax.dynamic_slice_in_dim(following, start, chunk, axis=1)
         positions = base[:, None] + start + jnp.arange(chunk)[None]
-        out = target.forward(params["target"], tokens, positions, causal, cache, drafter.taps)
+        out, found = run_target(params, engine, tokens, positions, causal, cache)
+        if found is not None:
+            kept = append(kept, found, base + start)
         # A row's last prompt position has no next token yet: the update after the loop adds this position.
         pairs = jnp.clip(lengths - 1 - start, 0, chunk)
         verified = Verified(tokens, next_tokens, out.features, base + start, pairs)
@@ -119,14 +170,14 @@ def read(
         cache = commit(cache, out.new, jnp.clip(lengths - start, 0, chunk), result=out.hidden, windows=target.windows)
         is_here = (lengths - 1 >= start) & (lengths - 1 < start + chunk)
         row = jnp.clip(lengths - 1 - start, 0, chunk - 1)
-        found = (_take(out.hidden, row), _take(out.features, row))
-        return cache, state, jax.tree.map(lambda new, old: jnp.where(is_here[:, None], new, old), found, last)
+        ends = (_take(out.hidden, row), _take(out.features, row))
+        return cache, state, kept, jax.tree.map(lambda new, old: jnp.where(is_here[:, None], new, old), ends, last)
 
     shapes = target.output_shapes(params["target"], cache, drafter.taps)
     last = tuple(jnp.zeros((rows, part.shape[2]), part.dtype) for part in (shapes.hidden, shapes.features))
     chunks = (jnp.max(lengths) + chunk - 1) // chunk
-    cache, state, (hidden, features) = jax.lax.fori_loop(0, chunks, run_chunk, (cache, drafter_state, last))
-    return Prefix(cache, state, hidden, features, _take(prompts[..., None], lengths - 1))
+    cache, state, kept, (hidden, features) = jax.lax.fori_loop(0, chunks, run_chunk, (cache, drafter_state, kept, last))
+    return Prefix(cache, state, hidden, features, _take(prompts[..., None], lengths - 1), kept)
 
 
 def begin(
@@ -165,6 +216,7 @@ def begin(
         not_finite=jnp.where(finite, FINITE, zero),  # not 0: a weak type would compile `step` twice
         bad_drafts=jnp.full_like(zero, FINITE),
         log_probs=log_probs,
+        features=prefix.kept,
     )
 
 

@@ -230,6 +230,8 @@ class GenerateState(NamedTuple):
       not_finite: [B] int32, generated position without finite logits of the target, where the row ended; or `FINITE`.
       bad_drafts: [B] int32, generated position of the first cycle whose drafts had NaN scores; or `FINITE`.
       log_probs: [B, M] float32, of the emitted tokens, under the law that `Engine.log_probs` names; or None.
+      features: [B, S, F], the states that `Engine.taps` names, at every position of the cache; entries beyond its
+        length are undefined. Or None.
     """
 
     cache: KVCache
@@ -246,6 +248,7 @@ class GenerateState(NamedTuple):
     not_finite: Int[Array, " B"]
     bad_drafts: Int[Array, " B"]
     log_probs: Float[Array, "B M"] | None = None
+    features: Float[Array, "B S F"] | None = None
 
 
 class Batch(NamedTuple):
@@ -318,6 +321,7 @@ class Engine(NamedTuple):
       verify: acceptance rule (`verify.VerifyFn`); None is the drafter's own.
       cycle_cost: what the parts of a cycle cost. `generate` then verifies as many drafted nodes as pay, and runs plain
         steps while cycles emit fewer tokens than they cost; `step` does not read it.
+      taps: hidden states of the target to keep of every committed token, in `transformers` numbering; None keeps none.
     """
 
     target: TargetFn
@@ -325,6 +329,7 @@ class Engine(NamedTuple):
     log_probs: Literal["target", "law"] | None = None
     verify: Callable[..., Acceptance] | None = None
     cycle_cost: CycleCost | None = None
+    taps: tuple[int, ...] | None = None
 
 
 class Sizes(NamedTuple):

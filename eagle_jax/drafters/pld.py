@@ -1,18 +1,22 @@
-"""Drafts from the text so far: prompt lookup decoding.
+"""Drafts from the text so far, and from earlier samples: prompt lookup decoding.
 
 If the last n tokens occurred before, the tokens that followed them are the draft (Saxena, 2023,
 https://github.com/apoorvumang/prompt-lookup-decoding). The text is a fixed buffer in the drafter's state. The search
 compares the buffer with its shifts, without a loop over the text or work on the host.
+
+Earlier samples, the history, are a parameter that all rows share: new samples of the same size need no new program.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+import numpy as np
+from jaxtyping import Array, Bool, Int
 
 from eagle_jax.config import ConfigError, check_integer
 from eagle_jax.core import PADDING, ROOT, Drafter, DraftTree, Params, RowRandomness, Sampling, Verified
@@ -30,9 +34,34 @@ class LookupState(NamedTuple):
     length: Int[Array, " B"]
 
 
+SEPARATOR = -1
+"""Value of `history` between samples and in its padding; no token id."""
+LEAST_HISTORY = 1024
+"""Entries of the smallest history; larger ones have a power of two."""
+
+
+def pack_history(samples: Iterable[np.ndarray]) -> Int[np.ndarray, " E"]:
+    """Returns the history of samples, int32: one after another, each with `SEPARATOR` behind it, padded.
+
+    The size E is the next power of two, at least `LEAST_HISTORY`: samples of about the same length share a program.
+    """
+    parts = [np.append(np.asarray(sample, np.int32), np.int32(SEPARATOR)) for sample in samples]
+    size = max(LEAST_HISTORY, sum(map(len, parts)))
+    history = np.full((1 << (size - 1).bit_length(),), SEPARATOR, np.int32)
+    if parts:
+        joined = np.concatenate(parts)
+        history[: len(joined)] = joined
+    return history
+
+
 @functools.lru_cache(maxsize=64)
-def prompt_lookup_drafter(ngram: int = 3, length: int = 10, latest: bool = False, shortest: int = 1) -> Drafter:
+def prompt_lookup_drafter(
+    ngram: int = 3, length: int = 10, latest: bool = False, shortest: int = 1, history: bool = False
+) -> Drafter:
     """Builds the drafter; arguments are those of `eagle_jax.prompt_lookup`.
+
+    Args:
+      history: looks n-grams up in `params["drafter"]["history"]`, [E] int32, too (`pack_history`).
 
     Raises:
       ConfigError: a number is below 1, or `shortest` exceeds `ngram`.
@@ -53,27 +82,57 @@ def prompt_lookup_drafter(ngram: int = 3, length: int = 10, latest: bool = False
             end = jnp.where(verified.count > 0, verified.start + verified.count, state.length)
             return LookupState(tokens, end)
 
-    def follow(text: Int[Array, " S"], end: Int[Array, ""], root: Int[Array, ""]) -> tuple[Array, Array]:
-        """Returns `length` draft tokens and a mask of those inside the text."""
-        at = jnp.arange(text.shape[0])
-        text = jnp.where(at == end, root, text)  # the last token is the root
-        start, known = jnp.int32(0), jnp.bool_(False)
-        match = at < end  # ends of earlier occurrences of the last tokens
-        for back in range(min(ngram, text.shape[0])):
-            match &= (at >= back) & (jnp.roll(text, back) == text[end - back])
+    def find(
+        places: Int[Array, " E"], ends: Bool[Array, " E"], last: Int[Array, " n"], last_first: bool
+    ) -> tuple[Array, Array]:
+        """Finds the longest of the n-grams that end the text.
+
+        Args:
+          places: tokens to search. ends: where an n-gram may end. last: the last tokens, the newest first.
+          last_first: of equally long ones, takes the last instead of the first.
+
+        Returns:
+          the index behind the n-gram, and its length; 0 if there is none.
+        """
+        at, match = jnp.arange(places.shape[0]), ends
+        start = width = jnp.int32(0)
+        for back in range(min(last.shape[0], places.shape[0])):
+            match &= (at >= back) & (jnp.roll(places, back) == last[back])
             if back + 1 < shortest:
                 continue
-            place = text.shape[0] - 1 - jnp.argmax(match[::-1]) if latest else jnp.argmax(match)
+            place = places.shape[0] - 1 - jnp.argmax(match[::-1]) if last_first else jnp.argmax(match)
             found = jnp.any(match)  # a longer match replaces a shorter one
-            start, known = jnp.where(found, place + 1, start).astype(jnp.int32), known | found
-        steps = start + jnp.arange(length)
-        return text[jnp.minimum(steps, text.shape[0] - 1)], known & (steps <= end)
+            start = jnp.where(found, place + 1, start).astype(jnp.int32)
+            width = jnp.where(found, back + 1, width).astype(jnp.int32)
+        return start, width
+
+    def follow(
+        text: Int[Array, " S"], end: Int[Array, ""], root: Int[Array, ""], samples: Int[Array, " E"] | None
+    ) -> tuple[Array, Array]:
+        """Returns `length` draft tokens and a mask of those inside the text, or inside one of the samples."""
+        at = jnp.arange(text.shape[0])
+        text = jnp.where(at == end, root, text)  # the last token is the root
+        back = end - jnp.arange(ngram)
+        last = jnp.where(back >= 0, text[jnp.maximum(back, 0)], PADDING)  # a short text has fewer; no token is PADDING
+        start, width = find(text, at < end, last, latest)
+        steps = jnp.arange(length)
+        own = text[jnp.minimum(start + steps, text.shape[0] - 1)], (width > 0) & (start + steps <= end)
+        if samples is None:
+            return own
+        # No n-gram reaches over a separator, and one at the end of a sample has no continuation.
+        followed = jnp.pad(samples[1:], (0, 1), constant_values=SEPARATOR) != SEPARATOR
+        start, theirs = find(samples, followed, last, True)
+        tokens = samples[jnp.minimum(start + steps, samples.shape[0] - 1)]
+        inside = (jnp.cumsum(tokens == SEPARATOR) == 0) & (start + steps < samples.shape[0])
+        better = theirs > width
+        return jnp.where(better, tokens, own[0]), jnp.where(better, inside, own[1])
 
     def draft(
         params: Params, state: LookupState, root: Array, randomness: RowRandomness, sampling: Sampling
     ) -> tuple[DraftTree, LookupState]:
         with jax.named_scope("draft"):
-            tokens, found = jax.vmap(follow)(state.tokens, state.length, root)
+            samples = params["drafter"]["history"] if history else None
+            tokens, found = jax.vmap(follow, in_axes=(0, 0, 0, None))(state.tokens, state.length, root, samples)
             found = jnp.pad(found, ((0, 0), (1, 0)), constant_values=True)  # the root in front
             rows = jnp.broadcast_to(jnp.arange(ROOT, length, dtype=jnp.int32), found.shape)
             tokens = jnp.concatenate([root[:, None], tokens], axis=1)

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import field
 from typing import Any, Self
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from eagle_jax.config import ConfigError, HeadConfig, MedusaConfig, TreeConfig
 from eagle_jax.core import Drafter, Params
 from eagle_jax.drafters import (
+    combined_drafter,
     eagle_drafter,
     lookahead_drafter,
     medusa_drafter,
+    pack_history,
     prompt_lookup_drafter,
     small_model_drafter,
 )
@@ -73,6 +78,17 @@ class BoundDrafter:
           ConfigError: always.
         """
         raise ConfigError(f"drafter must have a tree, got {self.name}. Pass the settings to the method itself.")
+
+    def with_lookup(self, lookup: PromptLookup) -> WithLookup:
+        """Returns the drafter that adds the chain of `lookup` to each of its trees, without a copy of the weights.
+
+        The target verifies `num_nodes` of both together: a chain costs its length in rows of the pass.
+
+        Raises:
+          ConfigError: the drafter samples its drafts (another `TreeConfig.verification` than "deterministic").
+          ValueError: `lookup` is not a `PromptLookup` of the same target.
+        """
+        return WithLookup.combine(self, lookup)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -201,6 +217,124 @@ class SmallModel(TreeDrafter):
         return cls.bind_tree(method, tree, target, {"model": model.params}, model.name, model.config)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class PromptLookup(BoundDrafter):
+    """Prompt lookup, with or without earlier samples: `params` `{}` or `{"history": [E] int32}`.
+
+    Attributes:
+      settings: ngram, length, latest, shortest.
+    """
+
+    settings: tuple[int, int, bool, int] = field(kw_only=True)
+
+    @classmethod
+    def from_settings(
+        cls, target: Target, settings: tuple[int, int, bool, int], history: Sequence[Sequence[int]] | None = None
+    ) -> Self:
+        """Binds the method; arguments are those of `prompt_lookup`.
+
+        Raises:
+          ConfigError, ValueError: as `prompt_lookup`.
+        """
+        method = prompt_lookup_drafter(*settings, history=history is not None)
+        check_target(target)
+        params = {} if history is None else {"history": jnp.asarray(_packed(history, target.config.vocab_size))}
+        return cls.bind(method, target, params, "prompt lookup", settings=settings)
+
+    def rebind(self, target: Target) -> Self:
+        """Binds the same method and samples to another copy of the target."""
+        return self.bind(self.plain, target, self.params, self.name, settings=self.settings)
+
+    def with_history(self, samples: Sequence[Sequence[int]]) -> Self:
+        """Returns the drafter with other earlier samples, which replace those it has.
+
+        The tokens of all samples, and one more per sample, are padded to a power of two, at least 1024. A drafter with
+        a history of the same size runs the same compiled programs.
+
+        Args:
+          samples: token ids per sample, the latest last. Begin each with the last `ngram` tokens of its prompt: then
+            the beginning of a reply is found, too. Empty samples are left out.
+
+        Raises:
+          ValueError: a sample is not a list of token ids of the target.
+        """
+        return self.from_settings(self.target, self.settings, samples)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WithLookup(BoundDrafter):
+    """A drafter whose trees also hold prompt lookup's chain: `params` `{"tree": ..., "chain": ...}`.
+
+    Attributes:
+      base: the drafter of the trees.
+      lookup: the drafter of the chain.
+    """
+
+    base: BoundDrafter = field(kw_only=True)
+    lookup: PromptLookup = field(kw_only=True)
+
+    @classmethod
+    def combine(cls, base: BoundDrafter, lookup: PromptLookup) -> Self:
+        """Binds both to their target; see `BoundDrafter.with_lookup`.
+
+        Raises:
+          ConfigError, ValueError: as `BoundDrafter.with_lookup`.
+        """
+        if not isinstance(lookup, PromptLookup) or lookup.target.fn is not base.target.fn:
+            found = f"one for {lookup.target.name!r}" if isinstance(lookup, PromptLookup) else f"{lookup!r:.40}"
+            raise ValueError(
+                f"lookup must be prompt_lookup(target, ...) for the target {base.target.name!r}, got {found}. Pass one."
+            )
+        method = combined_drafter(base.plain, lookup.plain)
+        params = {"tree": base.params, "chain": lookup.params}
+        return cls.bind(method, base.target, params, f"{base.name} + {lookup.name}", base=base, lookup=lookup)
+
+    def rebind(self, target: Target) -> Self:
+        """Binds both methods to another copy of the target."""
+        return self.combine(self.base.rebind(target), self.lookup.rebind(target))
+
+    def with_tree(self, tree: TreeConfig) -> Self:
+        """Returns the drafter with another tree of `base`.
+
+        Raises:
+          ConfigError: `base` has no tree, or cannot draft this one.
+        """
+        return self.combine(self.base.with_tree(tree), self.lookup)
+
+    def with_history(self, samples: Sequence[Sequence[int]]) -> Self:
+        """Returns the drafter with other earlier samples, as `PromptLookup.with_history`.
+
+        Raises:
+          ValueError: a sample is not a list of token ids of the target.
+        """
+        return self.combine(self.base, self.lookup.with_history(samples))
+
+
+def _packed(samples: Any, vocab: int) -> np.ndarray:
+    """Returns `pack_history` of samples, checked."""
+    if not isinstance(samples, Sequence | np.ndarray | jax.Array) or isinstance(samples, str):
+        raise ValueError(
+            f"history must be a list of lists of token ids, got {samples!r:.40}. Pass the tokens of earlier samples."
+        )
+    rows = []
+    for index, sample in enumerate(samples):
+        try:
+            row = np.asarray(sample)
+        except ValueError:  # lists of different lengths
+            row = np.asarray(None)
+        if row.ndim != 1 or (row.size and not np.issubdtype(row.dtype, np.integer)):
+            raise ValueError(
+                f"history[{index}] must be a flat list of token ids, got {sample!r:.40}. Pass a list per sample."
+            )
+        if (bad := row[(row < 0) | (row >= vocab)]).size:
+            raise ValueError(
+                f"history[{index}] must be tokens 0 to {vocab - 1}, got {bad[0]}. Use the target's own tokenizer."
+            )
+        if row.size:
+            rows.append(row)
+    return pack_history(rows)
+
+
 def shard(target: Target, drafter: BoundDrafter | None, mesh: Mesh) -> tuple[Target, BoundDrafter | None]:
     """Spreads target and drafter over a ("data", "fsdp", "tensor") mesh, whose devices `generate` uses.
 
@@ -217,19 +351,24 @@ def shard(target: Target, drafter: BoundDrafter | None, mesh: Mesh) -> tuple[Tar
 
 
 def prompt_lookup(
-    target: Target, *, ngram: int = 3, length: int = 10, latest: bool = False, shortest: int = 1
-) -> BoundDrafter:
+    target: Target, *, ngram: int = 3, length: int = 10, latest: bool = False, shortest: int = 1,
+    history: Sequence[Sequence[int]] | None = None,
+) -> PromptLookup:  # fmt: skip
     """Returns a drafter without weights: it proposes what followed an earlier copy of the last n-gram.
 
     Args:
       ngram: longest n-gram to look up; without a match, shorter ones down to `shortest` are tried.
       length: most tokens to draft.
-      latest: use the last of several matches, not the first.
+      latest: use the last of several matches in the text, not the first.
+      history: earlier samples, such as replies to the same prompt, that are searched, too: the longest n-gram wins,
+        the text itself before a sample, and a later sample before an earlier one. `with_history` replaces them, and []
+        reserves the place for them. None searches the text alone.
 
     Raises:
-      ConfigError: a number is below 1, or `shortest` exceeds `ngram`. ValueError: `target` is not a `Target`.
+      ConfigError: a number is below 1, or `shortest` exceeds `ngram`.
+      ValueError: `target` is not a `Target`, or a sample of `history` is not a list of its token ids.
     """
-    return BoundDrafter.bind(prompt_lookup_drafter(ngram, length, latest, shortest), target, name="prompt lookup")
+    return PromptLookup.from_settings(target, (ngram, length, latest, shortest), history)
 
 
 def lookahead(target: Target, *, ngram: int = 5, window: int = 7, guesses: int = 7, pool: int = 512) -> BoundDrafter:

@@ -11,7 +11,7 @@ import numpy as np
 
 from eagle_jax.core import FINITE
 from eagle_jax.devices import device_name, is_out_of_memory, memory_of, shortage, size_of
-from eagle_jax.runtime.request import Request, empty_caches
+from eagle_jax.runtime.request import Request, empty_caches, empty_features
 
 _LISTED = 8  # rows in a message
 
@@ -69,7 +69,7 @@ def _listed(rows: dict[int, int]) -> str:
 
 
 @contextlib.contextmanager
-def memory_errors(request: Request) -> Iterator[None]:
+def memory_errors(request: Request, replies: int = 0) -> Iterator[None]:
     """Converts JAX's "RESOURCE_EXHAUSTED" into a message with the sizes of the run.
 
     Raises:
@@ -80,13 +80,16 @@ def memory_errors(request: Request) -> Iterator[None]:
     except jax.errors.JaxRuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        raise MemoryError(memory_message(request, shortage(str(error)))) from error
+        raise MemoryError(memory_message(request, shortage(str(error)), replies)) from error
 
 
-def check_fits(request: Request) -> None:
-    """Checks that weights and caches fit in device memory, before anything is compiled.
+def check_fits(request: Request, replies: int = 0) -> None:
+    """Checks that weights, caches and kept features fit in device memory, before anything is compiled.
 
     A CPU would not report it: Linux promises more memory than there is, and kills the process that uses it.
+
+    Args:
+      replies: rows of features beside those of the request, of finished replies of a rollout.
 
     Raises:
       MemoryError: with the sizes, and how many rows fit.
@@ -99,9 +102,11 @@ def check_fits(request: Request) -> None:
         if len(_CACHES) >= 1024:
             _CACHES.clear()
         caches = _CACHES[shape] = size_of(cache_shapes(request))
-    if weights + caches > limit:
-        fit = max(0, int((limit - weights) // (caches / rows)))
-        raise MemoryError(memory_message(request, f", where {fit} of {rows} rows fit" if rows > 1 else ""))
+    features = _feature_bytes(request)  # of a row
+    fixed, each = weights + features * replies, caches / rows + features
+    if fixed + each * rows > limit:
+        fit = max(0, int((limit - fixed) // each))
+        raise MemoryError(memory_message(request, f", where {fit} of {rows} rows fit" if rows > 1 else "", replies))
 
 
 _CACHES: dict[Any, int] = {}
@@ -114,16 +119,27 @@ def cache_shapes(request: Request) -> Any:
     return empty_caches.eval_shape(request.params, request.engine, rows, slots)
 
 
-def memory_message(request: Request, detail: str = "") -> str:
+def _feature_bytes(request: Request) -> int:
+    """Returns the bytes of the kept features of a row; 0 without `Engine.taps`."""
+    if request.engine.taps is None:
+        return 0
+    rows = request.batch.prompts.shape[0]  # a mesh takes no other number of rows
+    return size_of(empty_features.eval_shape(request.params, request.engine, rows, request.sizes.slots)) // rows
+
+
+def memory_message(request: Request, detail: str = "", replies: int = 0) -> str:
     """Returns the error message of a run that does not fit; `detail` follows the name of the device."""
     rows, slots = request.batch.prompts.shape[0], request.sizes.slots
     weights, caches = (size_of(tree) / 1e9 for tree in (request.params, cache_shapes(request)))
     devices = max((len(leaf.sharding.device_set) for leaf in jax.tree.leaves(request.params)), default=1)
     together = f"on {devices} devices together" if devices > 1 else "together"
     spread = "spread them over more devices" if devices > 1 else "spread them over a mesh (mesh=)"
+    features = _feature_bytes(request) * (rows + replies) / 1e9
+    kept = f", features of {rows + replies} rows {features:.2f} GB (leave out taps to save them)" if features else ""
+    total = f"{weights + caches + features:.2f} GB {together}"
     return (
         f"out of memory on {device_name()}{detail}: weights {weights:.2f} GB, caches of {rows} row{'s' * (rows > 1)} "
-        f"and {slots} slots {caches:.2f} GB, {weights + caches:.2f} GB {together} without activations and logits. "
+        f"and {slots} slots {caches:.2f} GB{kept}, {total} without activations and logits. "
         "Lower the number of prompts, max_new_tokens, a session's context, the lanes of a rollout or the tree's "
         f'num_nodes, load the models in bfloat16 or with weights="int8", or {spread}.'
     )

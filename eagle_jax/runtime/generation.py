@@ -20,7 +20,7 @@ from eagle_jax.parallel import to_host
 from eagle_jax.runtime.drafters import BoundDrafter
 from eagle_jax.runtime.errors import check_finite, check_fits, memory_errors
 from eagle_jax.runtime.profile import Profile, bound_profile
-from eagle_jax.runtime.request import Request, StopTokens, check_drafter, prepare, sampling_of
+from eagle_jax.runtime.request import Request, StopTokens, check_drafter, prepare, sampling_of, with_taps
 from eagle_jax.runtime.target import Target, check_target
 
 STATIC = ("engine", "sizes")
@@ -42,12 +42,16 @@ class GenerateOutput:
       accepted: [B, depth+1] histogram: the number of cycles in which the target accepted i drafted tokens. In a last
         cycle cut by the budget or a stop token, accepted tokens count even if they were not emitted.
       log_probs: per prompt a float32 log-probability (natural logarithm) per token; None without `log_probs=`.
+      features: per prompt the hidden states of `taps=`, side by side, [n, F] in the target's dtype; None without. Row p
+        belongs to token p of prompt and reply together. The last token has none: the target did not read it, so n is
+        their length - 1.
     """
 
     tokens: list[list[int]]
     cycles: np.ndarray
     accepted: np.ndarray
     log_probs: list[np.ndarray] | None = None
+    features: list[np.ndarray] | None = None
 
     @property
     def tau(self) -> float:
@@ -103,6 +107,7 @@ def generate(
     *,
     profile: Profile | str | os.PathLike[str] | None = None,
     cycle_cost: float | CycleCost | None = None,
+    taps: Sequence[int] | None = None,
     **options: Unpack[Options],
 ) -> GenerateOutput:
     """Generates from a batch of prompts, losslessly: the text is the target's own, whatever the drafter.
@@ -117,6 +122,8 @@ def generate(
         many nodes as pay: the program has a pass for each of the sizes. None drafts always, and all nodes; with "auto"
         it is the profile's.
       profile: for "auto", the result of `load_profile` or a path; the file is read again only when it changes.
+      taps: hidden states of the target to return for every token that it read, 0 to its number of layers, as in
+        `HeadConfig.taps`. The last number is the state after the final norm. They are computed anyway; None keeps none.
       options: `max_new_tokens=128`, `temperature=0.0`, `top_k=0`, `top_p=1.0`, `min_p=0.0`, `eos_ids=None`, `key=None`,
         `log_probs=None`; see `Options`.
 
@@ -127,7 +134,11 @@ def generate(
       CheckpointError: weights of `profile` do not load.
       MemoryError: the run does not fit in device memory.
     """
-    return run_request(request_of(target, drafter, prompts, profile, cycle_cost=cycle_cost, **options))
+    request = request_of(target, drafter, prompts, profile, cycle_cost=cycle_cost, fits=taps is None, **options)
+    if taps is not None:  # no option of `request_of`: a stream keeps none
+        request = with_taps(request, taps, target.config)
+        check_fits(request)
+    return run_request(request)
 
 
 def stream(
@@ -274,10 +285,16 @@ def run_request(request: Request) -> GenerateOutput:
     """
     with memory_errors(request):
         state = generate_program(*request)
-        results = (state.tokens, state.num_tokens, state.cycles, state.accepted, state.log_probs)
-        tokens, counts, cycles, accepted, log_probs, *faults = to_host((*results, state.not_finite, state.bad_drafts))
+        results = (state.tokens, state.num_tokens, state.cycles, state.accepted, state.log_probs, state.features)
+        found = to_host((*results, request.batch.lengths, state.not_finite, state.bad_drafts))
+    tokens, counts, cycles, accepted, log_probs, features, lengths, *faults = found
     texts = [row[:count].tolist() for row, count in zip(tokens, counts, strict=True)]
-    kept = None if log_probs is None else [row[:count] for row, count in zip(log_probs, counts, strict=True)]
-    output = GenerateOutput(texts, cycles, accepted, kept)
+    read = lengths + np.maximum(counts - 1, 0)
+    output = GenerateOutput(texts, cycles, accepted, cut_rows(log_probs, counts), cut_rows(features, read))
     check_finite(*faults, output=output)
     return output
+
+
+def cut_rows(rows: np.ndarray | None, counts: np.ndarray) -> list[np.ndarray] | None:
+    """Returns the first `counts` entries of every row, without the memory of the others; None of None."""
+    return None if rows is None else [row[:count].copy() for row, count in zip(rows, counts, strict=True)]

@@ -66,6 +66,7 @@ def prepare(
 
 
 empty_caches = jax.jit(core.prompts.empty_caches, static_argnames=("engine", "rows", "slots"))
+empty_features = jax.jit(core.prompts.empty_features, static_argnames=("engine", "rows", "slots"))
 
 
 # Jitted: an eager `vmap` costs milliseconds of host time per call.
@@ -122,6 +123,24 @@ def check_drafter(drafter: Any, target: Target) -> None:
             f"the taps of drafter {drafter.name!r} must be hidden states 0 to {layers}, got {wrong}. Load a drafter of "
             "this target."
         )
+
+
+def with_taps(request: Request, taps: Any, config: DecoderConfig) -> Request:
+    """Returns the request of a run that keeps hidden states of the target; `taps` None keeps none.
+
+    Raises:
+      ValueError: they are not hidden states of the target.
+    """
+    if taps is None:
+        return request
+    found = None if isinstance(taps, str) else _integers(taps)
+    layers = config.num_layers
+    if found is None or found.ndim != 1 or not found.size or found.min() < 0 or found.max() > layers:
+        raise ValueError(
+            f"taps must be hidden states 0 to {layers}, or None, got {taps!r:.40}. Pass for example "
+            f"(*head.config.taps, {layers})."
+        )
+    return request._replace(engine=request.engine._replace(taps=tuple(found.tolist())))
 
 
 def _check_not_traced(**arguments: Any) -> None:

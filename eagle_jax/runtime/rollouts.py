@@ -15,8 +15,8 @@ from eagle_jax.core import Jobs, Replies, default_room
 from eagle_jax.parallel import row_groups, to_host
 from eagle_jax.runtime.drafters import BoundDrafter
 from eagle_jax.runtime.errors import check_finite, check_fits, memory_errors
-from eagle_jax.runtime.generation import STATIC, GenerateOutput, Options, request_of
-from eagle_jax.runtime.request import bucket, keys_of, round_up
+from eagle_jax.runtime.generation import STATIC, GenerateOutput, Options, cut_rows, request_of
+from eagle_jax.runtime.request import bucket, keys_of, round_up, with_taps
 from eagle_jax.runtime.target import Target
 
 PASSES = 64
@@ -47,14 +47,16 @@ def rollout(
     lanes: int = 16,
     samples_per_prompt: int = 1,
     room: int | None = None,
+    taps: Sequence[int] | None = None,
     **options: Unpack[Options],
 ) -> RolloutOutput:
     """Generates like `generate`, but at most `lanes` replies at a time: a lane whose reply is over takes the next one.
 
     Every text is what `generate` returns for the prompts, each repeated `samples_per_prompt` times, with the same key.
     With the default acceptance rule, in float32, it depends neither on drafter nor on lanes. Memory holds caches
-    of `lanes` and `room` rows, and the replies. On a mesh both numbers are rounded up to rows for every device. Prompts
-    with the largest `max_new_tokens` come first, so that the last lanes end together.
+    of `lanes` and `room` rows, and the replies; with `taps`, features of all of these. On a mesh both numbers are
+    rounded up to rows for every device. Prompts with the largest `max_new_tokens` come first, so that the last lanes
+    end together.
 
     Ctrl-C ends the rollout after the passes in progress and returns what is finished; before the first reply it raises
     `KeyboardInterrupt`.
@@ -65,6 +67,7 @@ def rollout(
       lanes: replies at a time.
       samples_per_prompt: replies to every prompt, which is read once.
       room: prompts that are read together; None is a quarter of the lanes.
+      taps: hidden states to return for every token that the target read, as in `generate`.
       options: as in `generate`: `max_new_tokens` and `eos_ids` are one for all or one per prompt, `key` is one key, or
         one per reply.
 
@@ -79,6 +82,7 @@ def rollout(
     key = options.get("key")
     placeholder: Options = {**options, "key": None if key is None else 0}
     request = request_of(target, drafter, prompts, fits=False, **placeholder)
+    request = with_taps(request, taps, target.config)
     params, batch, sampling, engine, sizes = request
     count, samples = len(batch.lengths), samples_per_prompt
     rows = row_groups(target.mesh)
@@ -86,7 +90,8 @@ def rollout(
     room = round_up(min(default_room(lanes) if room is None else room, count), rows)
     in_memory: Any = np.broadcast_to(np.int32(0), (lanes + room, batch.prompts.shape[1]))  # a shape: no rows are copied
     held = request._replace(batch=batch._replace(prompts=in_memory))
-    check_fits(held)
+    replies = bucket(count) * samples
+    check_fits(held, replies)
 
     order = np.argsort(-np.asarray(batch.budget), kind="stable")
     padded = np.pad(order, (0, bucket(count) - count))
@@ -96,7 +101,7 @@ def rollout(
     keys = keys_of(key, count * samples, "reply")[reply]
     jobs = Jobs(batch.prompts[padded], jax.numpy.asarray(lengths), batch.budget[every], batch.eos_ids[every], keys)
     static = {"engine": engine, "sizes": sizes}
-    with memory_errors(held):
+    with memory_errors(held, replies):
         state = start_program(params, jobs, sampling, **static, lanes=lanes, room=room)
         try:
             while not to_host(state.replies.finished).all():
@@ -106,18 +111,18 @@ def rollout(
             if deleted or not state.replies.finished[: count * samples].any():
                 raise
         found, passes = to_host((state.replies, state.passes))
-    return _output(found, int(passes), np.argsort(reply[: count * samples]))
+    prompt_tokens = np.repeat(np.asarray(batch.lengths), samples)
+    return _output(found, int(passes), np.argsort(reply[: count * samples]), prompt_tokens)
 
 
-def _output(replies: Any, passes: int, rows: np.ndarray) -> RolloutOutput:
+def _output(replies: Any, passes: int, rows: np.ndarray, prompt_tokens: np.ndarray) -> RolloutOutput:
     """Returns the result of `Replies` on the host; row r of it is job `rows[r]`."""
     parts: Any = (None if part is None else part[rows] for part in replies)
     found: Any = Replies(*parts)
     counts = np.where(found.finished, found.num_tokens, 0)
     texts = [row[:count].tolist() for row, count in zip(found.tokens, counts, strict=True)]
-    kept = None
-    if found.log_probs is not None:
-        kept = [row[:count] for row, count in zip(found.log_probs, counts, strict=True)]
-    output = RolloutOutput(texts, found.cycles, found.accepted, kept, finished=found.finished, passes=passes)
+    read = np.where(found.finished, prompt_tokens + np.maximum(counts - 1, 0), 0)
+    kept = cut_rows(found.log_probs, counts), cut_rows(found.features, read)
+    output = RolloutOutput(texts, found.cycles, found.accepted, *kept, finished=found.finished, passes=passes)
     check_finite(found.not_finite, found.bad_drafts, output=output)
     return output

@@ -156,6 +156,7 @@ def head_train_step(
     frozen: Frozen,
     texts: PackedTokens,
     mesh: Mesh | None = None,
+    target_outputs: TargetOutputs | None = None,
 ) -> tuple[HeadTrainState, UpdateReport]:
     """Updates an EAGLE head once: `train_step` with `head_loss`."""
 
@@ -163,7 +164,7 @@ def head_train_step(
         texts, target_outputs, key, shares = batch
         return head_loss(target, config, objective, head, frozen, texts, key, dtype, target_outputs, mesh, shares)
 
-    return train_step(loss_fn, lambda texts: count_rows(texts, objective.steps), tx, state, texts)
+    return train_step(loss_fn, lambda texts: count_rows(texts, objective.steps), tx, state, texts, target_outputs)
 
 
 def train_step(

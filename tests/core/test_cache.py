@@ -95,10 +95,18 @@ def test_no_branch_copies_a_cache():
     check_copies("eagle3-k3n12", (280, 0), CycleCost((1, 5, 13), (1.0, 1.5, 2.0), 0.1))
 
 
-def check_copies(method, windows, cycle_cost):
+def test_no_loop_copies_kept_features():
+    """The buffer of `taps` is as large as a cache, and written in place as it is."""
+    found = check_copies("eagle3-k3n12", (), None, taps=(0, 1, 2))
+    assert any(name.endswith(",48]") for name in found), "the buffer was not among the arrays that were checked"
+
+
+def check_copies(method, windows, cycle_cost, **options):
     target = tiny_target(windows=windows)
     drafter = None if method == "plain" else DRAFTERS[method](target)
-    request = request_of(target, drafter, random_prompts([300, 290], 12), max_new_tokens=8, cycle_cost=cycle_cost)
+    request = request_of(
+        target, drafter, random_prompts([300, 290], 12), max_new_tokens=8, cycle_cost=cycle_cost, **options
+    )
     lowered = generate_program.lower(*request)
     computations = re.split(r"\n(?=(?:%|ENTRY)[^\n]*\{\n)", lowered.compile().as_text())
     loops = [text for text in computations if not text.startswith(("ENTRY", "%fused", "HloModule"))]
@@ -109,3 +117,4 @@ def check_copies(method, windows, cycle_cost):
     assert caches
     copied = [name for text in loops for name in re.findall(r"= (f32\[[\d,]+\])\S* copy\(", text) if name in caches]
     assert not copied
+    return caches

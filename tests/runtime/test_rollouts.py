@@ -78,7 +78,7 @@ def test_an_interrupted_rollout_returns_what_is_finished(monkeypatch):
 
 def test_memory_is_that_of_lanes_and_room(monkeypatch):
     target, rows = tiny_target(), []
-    monkeypatch.setattr(rollouts, "check_fits", lambda request: rows.append(len(request.batch.prompts)))
+    monkeypatch.setattr(rollouts, "check_fits", lambda request, replies: rows.append(len(request.batch.prompts)))
     eagle_jax.rollout(target, None, PROMPTS * 4, lanes=8, max_new_tokens=2)
     assert rows == [10]
     monkeypatch.undo()
