@@ -158,7 +158,18 @@ def stream(
       ValueError, ConfigError, CheckpointError, MemoryError: as `generate`.
       NotFiniteError: during iteration, after the tokens that precede the fault.
     """
+    check_names("stream", options)
     return _stream(request_of(target, drafter, [prompt], profile, "prompt", **options))
+
+
+def check_names(function: str, options: Options) -> None:
+    """Checks that options have the names of `Options`: `request_of` has others, which a stream would ignore.
+
+    Raises:
+      TypeError: naming the unexpected one, as a call does.
+    """
+    if others := sorted(options.keys() - Options.__annotations__.keys()):
+        raise TypeError(f"{function}() got an unexpected keyword argument {others[0]!r}")
 
 
 def _stream(request: Request) -> Iterator[StreamChunk]:

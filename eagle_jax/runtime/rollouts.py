@@ -15,7 +15,7 @@ from eagle_jax.core import Jobs, Replies, default_room
 from eagle_jax.parallel import row_groups, to_host
 from eagle_jax.runtime.drafters import BoundDrafter
 from eagle_jax.runtime.errors import check_finite, check_fits, memory_errors
-from eagle_jax.runtime.generation import STATIC, GenerateOutput, Options, cut_rows, request_of
+from eagle_jax.runtime.generation import STATIC, GenerateOutput, Options, check_names, cut_rows, request_of
 from eagle_jax.runtime.request import bucket, keys_of, round_up, with_taps
 from eagle_jax.runtime.target import Target
 
@@ -79,6 +79,7 @@ def rollout(
         check_integer(name, value)
     if isinstance(drafter, str):
         raise ValueError(f"drafter must be a loaded drafter or None in a rollout, got {drafter!r:.40}. Load one.")
+    check_names("rollout", options)
     key = options.get("key")
     placeholder: Options = {**options, "key": None if key is None else 0}
     request = request_of(target, drafter, prompts, fits=False, **placeholder)

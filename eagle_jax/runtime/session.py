@@ -12,7 +12,15 @@ import numpy as np
 from eagle_jax.core import GenerateState, required_slots
 from eagle_jax.runtime.drafters import BoundDrafter
 from eagle_jax.runtime.errors import NotFiniteError, check_finite, check_fits, memory_errors
-from eagle_jax.runtime.generation import Options, StreamChunk, extend_program, first_chunk, next_chunk, request_of
+from eagle_jax.runtime.generation import (
+    Options,
+    StreamChunk,
+    check_names,
+    extend_program,
+    first_chunk,
+    next_chunk,
+    request_of,
+)
 from eagle_jax.runtime.request import PREFILL_CHUNK, Request, bucket, check_drafter, empty_caches, round_up
 from eagle_jax.runtime.target import Target, check_target
 
@@ -74,6 +82,7 @@ class Session:
         """
         if not isinstance(plain, bool):
             raise ValueError(f"plain must be True or False, got {plain!r}. Choose one.")
+        check_names("stream", options)
         request = request_of(self.target, None if plain else self.drafter, [prompt], None, "prompt", **options)
         budget = int(request.batch.budget[0])
         if len(prompt) + budget > self.context:
