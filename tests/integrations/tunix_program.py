@@ -1,0 +1,287 @@
+"""Compares imported models and rollouts with tunix's own, in an environment with google-tunix; see `test_tunix.py`.
+
+    python tests/integrations/tunix_program.py logits|rollout|grpo|speed
+
+The last line of the output is a JSON object.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import time
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import Mesh
+from tunix.generate.tokenizer_adapter import TokenizerAdapter
+from tunix.models.gemma3 import model as gemma3
+from tunix.models.llama3 import model as llama3
+from tunix.models.qwen2 import model as qwen2
+from tunix.models.qwen3 import model as qwen3
+from tunix.rl import common, rl_cluster
+from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner
+from tunix.rl.rollout.base_rollout import CacheConfig, RolloutConfig
+from tunix.rl.rollout.vanilla_rollout import VanillaRollout
+from tunix.sft.utils import build_positions_from_mask, make_causal_attn_mask
+
+from eagle_jax import Target, generate, prompt_lookup
+from eagle_jax.integrations.tunix import EagleRollout
+from eagle_jax.models import Decoder
+from eagle_jax.runtime import rollouts
+
+VOCAB = 64
+PAD, BOS, EOS = 0, 1, 2
+SIZES = dict(num_layers=2, vocab_size=VOCAB, embed_dim=32, hidden_dim=48, num_heads=4, head_dim=8, num_kv_heads=2,
+             norm_eps=1e-5)  # fmt: skip
+GEMMA = dict(num_layers=7, num_embed=VOCAB, embed_dim=32, hidden_dim=48, num_heads=4, head_dim=8, num_kv_heads=2,
+             sliding_window_size=5, global_base_frequency=1_000_000, global_scale_factor=8.0,
+             param_dtype=jnp.float32)  # fmt: skip
+PROMPTS = ["b c d e", "c d", "z y x w v u", "b c d e", "q"]
+
+
+class Tokenizer:
+    """One token per letter; others are `?`."""
+
+    def encode(self, text, **_):
+        return [3 + ord(letter) - ord("a") for letter in str(text).split()]
+
+    def decode(self, ids, **_):
+        return " ".join(chr(ord("a") + number - 3) if number >= 3 else "?" for number in ids)
+
+    def bos_id(self):
+        return BOS
+
+    def eos_id(self):
+        return EOS
+
+    def pad_id(self):
+        return PAD
+
+
+def random(module, seed=0, scale=0.3):
+    """Replaces the weights, of which some begin as zeros or ones."""
+    leaves, structure = jax.tree.flatten(nnx.state(module, nnx.Param))
+    rng = np.random.default_rng(seed)
+    drawn = [jnp.asarray(leaf + scale * rng.normal(size=leaf.shape), leaf.dtype) for leaf in leaves]
+    nnx.update(module, jax.tree.unflatten(structure, drawn))
+    return module
+
+
+def tiny_qwen3(seed=0, **changes):
+    config = qwen3.ModelConfig(**{**SIZES, "rope_theta": 1_000_000, **changes})
+    return random(qwen3.Qwen3(config, rngs=nnx.Rngs(0)), seed)
+
+
+def models():
+    by_width = gemma3.QueryPreAttentionNormalisation.BY_ONE_OVER_SQRT_EMBED_DIM_DIV_NUM_HEADS
+    make = {
+        "qwen3": lambda: tiny_qwen3(),
+        "qwen3, tied": lambda: tiny_qwen3(use_tied_embedding=True),
+        "qwen3, other base": lambda: tiny_qwen3(rope_theta=10_000),
+        "qwen2": lambda: qwen2.Qwen2(qwen2.ModelConfig(**SIZES, rope_theta=10_000), rngs=nnx.Rngs(0)),
+        "llama3": lambda: llama3.Llama3(llama3.ModelConfig(**SIZES, rope_theta=500_000), rngs=nnx.Rngs(0)),
+        "llama3, tied": lambda: llama3.Llama3(
+            llama3.ModelConfig(**SIZES, rope_theta=500_000, weight_tying=True), rngs=nnx.Rngs(0)
+        ),
+        "gemma3": lambda: gemma3.Gemma3(gemma3.ModelConfig(**GEMMA), rngs=nnx.Rngs(0)),
+        "gemma3, one array": lambda: gemma3.Gemma3(
+            gemma3.ModelConfig(**GEMMA | dict(num_kv_heads=4, embed_dim=40, query_pre_attn_norm=by_width)),
+            rngs=nnx.Rngs(0),
+        ),
+    }
+    return {name: random(build()) for name, build in make.items()}
+
+
+def logits():
+    """Returns the largest difference to each model's own logits, and their largest magnitude."""
+    tokens = jnp.asarray(np.random.default_rng(1).integers(0, VOCAB, (2, 24)))
+    real = jnp.ones_like(tokens, bool)
+    inputs = (tokens, build_positions_from_mask(real), None, make_causal_attn_mask(real))
+    found = {}
+    for name, model in models().items():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            target = Target.from_tunix(model, max_position=512)
+        theirs, _ = nnx.jit(lambda module: module(*inputs))(model)
+        ours = jax.jit(lambda params, config=target.config: Decoder(config).apply(
+            {"params": params}, tokens, method="all_logits"
+        ))(target.params)  # fmt: skip
+        found[name] = {
+            "difference": float(jnp.abs(ours - theirs).max()),
+            "largest": float(jnp.abs(theirs).max()),
+            "warned": any("apply_rope" in str(one.message) for one in caught),
+        }
+        print(name, found[name], file=sys.stderr, flush=True)
+    return found
+
+
+def vanilla(model, cache=256):
+    config = model.config
+    sizes = CacheConfig(cache, config.num_layers, config.num_kv_heads, config.head_dim)
+    return VanillaRollout(model, TokenizerAdapter(Tokenizer()), sizes)
+
+
+def greedy(tokens=24, **changes):
+    # Tunix hides generated pads from attention: here they end a text.
+    stops = {"eos_tokens": [EOS, PAD], "max_prompt_length": 8, "kv_cache_size": 256}
+    return RolloutConfig(**{"max_tokens_to_generate": tokens, "temperature": 0.0, "top_p": None, **stops, **changes})
+
+
+def texts(output):
+    return [row.tolist() for row in output.tokens]
+
+
+def eagle(model, config=None, **options):
+    return EagleRollout(
+        rollout_actor=model, tokenizer=Tokenizer(), mesh=None, rollout_config=config or greedy(), **options
+    )
+
+
+def rollout():
+    """Compares every method of `EagleRollout` with tunix's own engine."""
+    model, found = tiny_qwen3(), {}
+    config = greedy(return_logprobs=True)
+    theirs = vanilla(model)
+    expected = theirs.generate(PROMPTS, config)
+    found["vanilla"] = texts(expected)
+    engines = {"plain": eagle(model, lanes=2), "lookup": eagle(model, lanes=3, drafter=prompt_lookup)}
+    for name, engine in engines.items():
+        output = engine.generate(PROMPTS, config)
+        found[name] = {
+            "tokens": texts(output),
+            "text": output.text == expected.text,
+            "prompts": np.array_equal(output.left_padded_prompt_tokens, expected.left_padded_prompt_tokens),
+            "log-probabilities": max(
+                float(np.abs(np.asarray(own) - np.asarray(other)).max(initial=0))
+                for own, other in zip(output.logprobs, expected.logprobs, strict=True)
+            ),
+        }
+    engine = engines["lookup"]
+    out = generate(Target.from_tunix(model, max_position=512), None, [[BOS, 4, 5]], max_new_tokens=24, eos_ids=[EOS, PAD])
+    single = theirs.generate(["b c"], config)
+    found["generate"] = {"ours": [t for t in out.tokens[0] if t not in (EOS, PAD)], "theirs": texts(single)[0]}
+    long = "a " * 11
+    wide = [one.generate([long], greedy(3)).left_padded_prompt_tokens for one in (theirs, engine)]
+    found["long prompt"] = [list(map(int, padded[0])) for padded in wide]
+
+    prompts, replies = expected.left_padded_prompt_tokens, np.zeros((len(PROMPTS), 24), np.int32)
+    for row, tokens in zip(replies, expected.tokens, strict=True):
+        row[: len(tokens)] = tokens
+    found["scores"] = float(np.abs(np.where(
+        replies != PAD,
+        np.asarray(engine.get_per_token_logps(prompts, replies))
+        - np.asarray(theirs.get_per_token_logps(jnp.asarray(prompts), jnp.asarray(replies))),
+        0,
+    )).max())  # fmt: skip
+
+    # Sampled, of the whole law: log-probabilities are those of the trained model at that temperature.
+    hot = greedy(12, temperature=0.7, top_p=1.0, return_logprobs=True)
+    first, second = (engine.generate(["b c d"] * 4, hot) for _ in range(2))
+    seeded = [texts(engine.generate(["b c d"] * 4, greedy(12, temperature=0.7, seed=seed))) for seed in
+              (5, jax.random.PRNGKey(5), jnp.int32(5))]  # fmt: skip
+    replies = np.zeros((4, 12), np.int32)
+    for row, tokens in zip(replies, first.tokens, strict=True):
+        row[: len(tokens)] = tokens
+    graph, state = nnx.split(model)
+    scored = common.compute_per_token_logps(
+        graph, state, jnp.asarray(first.left_padded_prompt_tokens), jnp.asarray(replies), pad_id=PAD, eos_id=EOS,
+        temperature=0.7,
+    )  # fmt: skip
+    found["sampled"] = {
+        "differs by call": texts(first) != texts(second),
+        "one text per sample": len({tuple(row) for row in texts(first)}),
+        "same by seed": seeded[0] == seeded[1] == seeded[2],
+        "log-probabilities": max(
+            float(np.abs(own - np.asarray(row)[: len(own)]).max(initial=0))
+            for own, row in zip(first.logprobs, scored, strict=True)
+        ),
+    }
+
+    # New weights: the same programs.
+    programs = (engine._importer.update_program, rollouts.start_program, rollouts.advance_program)
+    other, sizes = tiny_qwen3(seed=7), []
+    for new in (model, other, model, other):
+        engine.update_params(nnx.state(new, nnx.Param), (nnx.Param,))
+        again = engine.generate(PROMPTS, config)
+        sizes.append([program._cache_size() for program in programs])
+    engine.update_params(jax.tree.map(jnp.copy, nnx.state(other, nnx.Param)))
+    found["update"] = {
+        "ours": texts(again),
+        "theirs": texts(vanilla(other).generate(PROMPTS, config)),
+        "programs": sizes,
+        "source lives": not any(leaf.is_deleted() for leaf in jax.tree.leaves(nnx.state(other))),
+    }
+    return found
+
+
+def grpo(steps=3):
+    """Trains with `EagleRollout`; before every update compares its greedy texts with tunix's, of the trained weights."""
+    model, seen = tiny_qwen3(), []
+    config = greedy(12, temperature=1.0, top_p=1.0, return_logprobs=True)
+    mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("fsdp", "tp"))
+    cluster = rl_cluster.RLCluster(
+        actor=model,
+        reference=tiny_qwen3(),
+        tokenizer=Tokenizer(),
+        cluster_config=rl_cluster.ClusterConfig(
+            role_to_mesh=dict.fromkeys(rl_cluster.Role, mesh),
+            rollout_engine=functools.partial(EagleRollout, drafter=prompt_lookup, lanes=4),
+            training_config=rl_cluster.RLTrainingConfig(
+                actor_optimizer=optax.adam(3e-2), eval_every_n_steps=100, max_steps=steps
+            ),
+            rollout_config=config,
+        ),
+    )
+    engine = cluster.rollout
+
+    def reward(prompts, completions, **_):
+        trained = cluster.actor_trainer.model
+        seen.append({
+            "ours": texts(engine.generate(PROMPTS, greedy())),
+            "vanilla": texts(vanilla(trained).generate(PROMPTS, greedy())),
+            "programs": engine._importer.update_program._cache_size(),
+            "prompts": len(prompts),
+            "reward": float(np.mean(found := [completion.split().count("b") for completion in completions])),
+        })  # fmt: skip
+        return found
+
+    learner = GRPOLearner(
+        rl_cluster=cluster, reward_fns=reward, algo_config=GRPOConfig(num_generations=4, num_iterations=2)
+    )
+    learner.train([{"prompts": np.array(PROMPTS[:2])} for _ in range(steps)])
+    return {"steps": seen, "trained": int(cluster.actor_trainer.train_steps)}
+
+
+def speed(tokens=128, rows=16, repetitions=3):
+    """Returns tokens per second of both engines at temperature 0, for a tiny Qwen3 with random weights."""
+    sizes = dict(num_layers=4, vocab_size=512, embed_dim=256, hidden_dim=768, num_heads=8, head_dim=32, num_kv_heads=4)
+    model = random(qwen3.Qwen3(qwen3.ModelConfig(**sizes, norm_eps=1e-5, rope_theta=1_000_000), rngs=nnx.Rngs(0)))
+    config = greedy(tokens, max_prompt_length=32, eos_tokens=[EOS])
+    rng = np.random.default_rng(0)
+    prompts = [" ".join(chr(ord("a") + number) for number in rng.integers(0, 26, 24)) for _ in range(rows)]
+    engines = {
+        "tunix": vanilla(model),
+        "plain": eagle(model, lanes=rows),
+        "prompt lookup": eagle(model, lanes=rows, drafter=prompt_lookup),
+    }
+    found = {}
+    for name, engine in engines.items():
+        written = sum(map(len, engine.generate(prompts, config).tokens))  # compiles
+        seconds = []
+        for _ in range(repetitions):
+            start = time.perf_counter()
+            engine.generate(prompts, config)
+            seconds.append(time.perf_counter() - start)
+        found[name] = {"tokens": written, "tokens per second": round(written / min(seconds), 1)}
+        print(name, found[name], file=sys.stderr, flush=True)
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps({"logits": logits, "rollout": rollout, "grpo": grpo, "speed": speed}[sys.argv[1]]()))
