@@ -7,11 +7,12 @@ The last line of the output is a JSON object.
 
 from __future__ import annotations
 
-import functools
 import json
+import re
 import sys
 import time
 import warnings
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -81,7 +82,7 @@ def tiny_qwen3(seed=0, **changes):
 def models():
     by_width = gemma3.QueryPreAttentionNormalisation.BY_ONE_OVER_SQRT_EMBED_DIM_DIV_NUM_HEADS
     make = {
-        "qwen3": lambda: tiny_qwen3(),
+        "qwen3": tiny_qwen3,
         "qwen3, tied": lambda: tiny_qwen3(use_tied_embedding=True),
         "qwen3, other base": lambda: tiny_qwen3(rope_theta=10_000),
         "qwen2": lambda: qwen2.Qwen2(qwen2.ModelConfig(**SIZES, rope_theta=10_000), rngs=nnx.Rngs(0)),
@@ -163,7 +164,9 @@ def rollout():
             ),
         }
     engine = engines["lookup"]
-    out = generate(Target.from_tunix(model, max_position=512), None, [[BOS, 4, 5]], max_new_tokens=24, eos_ids=[EOS, PAD])
+    out = generate(
+        Target.from_tunix(model, max_position=512), None, [[BOS, 4, 5]], max_new_tokens=24, eos_ids=[EOS, PAD]
+    )
     single = theirs.generate(["b c"], config)
     found["generate"] = {"ours": [t for t in out.tokens[0] if t not in (EOS, PAD)], "theirs": texts(single)[0]}
     long = "a " * 11
@@ -221,22 +224,23 @@ def rollout():
 
 
 def grpo(steps=3):
-    """Trains with `EagleRollout`; before every update compares its greedy texts with tunix's, of the trained weights."""
+    """Trains with `EagleRollout`; in every step compares its greedy texts with tunix's, of the trained weights."""
     model, seen = tiny_qwen3(), []
     config = greedy(12, temperature=1.0, top_p=1.0, return_logprobs=True)
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("fsdp", "tp"))
-    cluster = rl_cluster.RLCluster(
-        actor=model,
-        reference=tiny_qwen3(),
-        tokenizer=Tokenizer(),
-        cluster_config=rl_cluster.ClusterConfig(
-            role_to_mesh=dict.fromkeys(rl_cluster.Role, mesh),
-            rollout_engine=functools.partial(EagleRollout, drafter=prompt_lookup, lanes=4),
-            training_config=rl_cluster.RLTrainingConfig(
-                actor_optimizer=optax.adam(3e-2), eval_every_n_steps=100, max_steps=steps
-            ),
-            rollout_config=config,
+    settings = {
+        "role_to_mesh": dict.fromkeys(rl_cluster.Role, mesh),
+        "rollout_config": config,
+        "training_config": rl_cluster.RLTrainingConfig(
+            actor_optimizer=optax.adam(3e-2),
+            eval_every_n_steps=100,
+            max_steps=2 * steps,  # two iterations each
         ),
+    }
+    page = Path(__file__).resolve().parents[2].joinpath("docs", "rl.md").read_text(encoding="utf-8")
+    exec(re.search(r"^```py\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)[1], settings)
+    cluster = rl_cluster.RLCluster(
+        actor=model, reference=tiny_qwen3(), tokenizer=Tokenizer(), cluster_config=settings["cluster_config"]
     )
     engine = cluster.rollout
 
