@@ -31,10 +31,12 @@ from tunix.rl.rollout.base_rollout import CacheConfig, RolloutConfig
 from tunix.rl.rollout.vanilla_rollout import VanillaRollout
 from tunix.sft.utils import build_positions_from_mask, make_causal_attn_mask
 
-from eagle_jax import Target, generate, prompt_lookup
+from eagle_jax import DraftHead, Target, TreeConfig, generate, load_demo, prompt_lookup
+from eagle_jax.assets import bundled_questions
 from eagle_jax.integrations.tunix import EagleRollout
 from eagle_jax.models import Decoder
 from eagle_jax.runtime import rollouts
+from infer.common.tasks import load_task
 
 VOCAB = 64
 PAD, BOS, EOS = 0, 1, 2
@@ -122,10 +124,10 @@ def logits():
     return found
 
 
-def vanilla(model, cache=256):
+def vanilla(model, cache=256, tokenizer=None):
     config = model.config
     sizes = CacheConfig(cache, config.num_layers, config.num_kv_heads, config.head_dim)
-    return VanillaRollout(model, TokenizerAdapter(Tokenizer()), sizes)
+    return VanillaRollout(model, TokenizerAdapter(tokenizer or Tokenizer()), sizes)
 
 
 def greedy(tokens=24, **changes):
@@ -262,28 +264,76 @@ def grpo(steps=3):
     return {"steps": seen, "trained": int(cluster.actor_trainer.train_steps)}
 
 
-def speed(tokens=128, rows=16, repetitions=3):
-    """Returns tokens per second of both engines at temperature 0, for a tiny Qwen3 with random weights."""
+def bundled_qwen2(target):
+    """Returns the trained target of the package as a Qwen2 of tunix, whose biases are zero."""
+    config, params = target.config, target.params
+    model = qwen2.Qwen2(qwen2.ModelConfig(
+        num_layers=config.num_layers, vocab_size=config.vocab_size, embed_dim=config.hidden_size,
+        hidden_dim=config.intermediate_size, num_heads=config.num_heads, head_dim=config.head_dim,
+        num_kv_heads=config.num_kv_heads, rope_theta=config.rope.theta, norm_eps=config.rms_norm_eps,
+    ), rngs=nnx.Rngs(0))  # fmt: skip
+    model.embedder.input_embedding.set_value(params["embed_tokens"]["embedding"])
+    model.final_norm.w.set_value(params["norm"]["scale"])
+    model.lm_head.w.set_value(params["lm_head"]["weight"].T)
+    for index, layer in enumerate(model.layers):
+        own = params[f"layers_{index}"]
+        for part in ("q_proj", "k_proj", "v_proj"):
+            weight = own["self_attn"][part]["weight"].T.reshape(config.hidden_size, -1, config.head_dim)
+            getattr(layer.attn, part).w.set_value(weight)
+        out = own["self_attn"]["o_proj"]["weight"].T.reshape(-1, config.head_dim, config.hidden_size)
+        layer.attn.o_proj.w.set_value(out)
+        for part in ("gate_proj", "up_proj", "down_proj"):
+            getattr(layer.mlp, part).kernel.set_value(own["mlp"][part]["weight"].T)
+        for part in ("input_layernorm", "post_attention_layernorm"):
+            getattr(layer, part).w.set_value(own[part]["scale"])
+    return model
+
+
+def speed(tokens=128, rows=8, repetitions=3):
+    """Returns tokens per second at temperature 0, in float32, of the trained target and of a random tiny Qwen3."""
+    target, head, tokenizer = load_demo(dtype="float32")
+    questions = [question.turns[0] for name in ("chat", "math", "code")
+                 for question in load_task(name, bundled_questions()).questions][:: 30 // rows]  # fmt: skip
+    chats = [[{"role": "user", "content": question}] for question in questions[:rows]]
+    prompts = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
+    trained, policy = tokenizer, bundled_qwen2(target)
+
+    def own_head(policy):
+        return DraftHead.from_params(head.config, head.params, policy, TreeConfig.chain(3))
+
     sizes = dict(num_layers=4, vocab_size=512, embed_dim=256, hidden_dim=768, num_heads=8, head_dim=32, num_kv_heads=4)
-    model = random(qwen3.Qwen3(qwen3.ModelConfig(**sizes, norm_eps=1e-5, rope_theta=1_000_000), rngs=nnx.Rngs(0)))
-    config = greedy(tokens, max_prompt_length=32, eos_tokens=[EOS])
-    rng = np.random.default_rng(0)
-    prompts = [" ".join(chr(ord("a") + number) for number in rng.integers(0, 26, 24)) for _ in range(rows)]
-    engines = {
-        "tunix": vanilla(model),
-        "plain": eagle(model, lanes=rows),
-        "prompt lookup": eagle(model, lanes=rows, drafter=prompt_lookup),
-    }
+    letters = [" ".join(map(chr, row)) for row in np.random.default_rng(0).integers(ord("a"), ord("z") + 1, (16, 24))]
+    cases = {
+        "trained": (policy, trained, prompts, {"plain": None, "EAGLE-3": own_head, "prompt lookup": prompt_lookup}),
+        "random Qwen3": (
+            tiny_qwen3(**sizes), Tokenizer(), letters, {"plain": None, "prompt lookup": prompt_lookup}
+        ),
+    }  # fmt: skip
     found = {}
-    for name, engine in engines.items():
-        written = sum(map(len, engine.generate(prompts, config).tokens))  # compiles
-        seconds = []
-        for _ in range(repetitions):
-            start = time.perf_counter()
-            engine.generate(prompts, config)
-            seconds.append(time.perf_counter() - start)
-        found[name] = {"tokens": written, "tokens per second": round(written / min(seconds), 1)}
-        print(name, found[name], file=sys.stderr, flush=True)
+    for case, (model, words, texts_in, drafters) in cases.items():
+        stop = [words.eos_token_id if words is trained else EOS]
+        config = greedy(tokens, max_prompt_length=256, kv_cache_size=512, eos_tokens=stop)
+        engines = {"tunix": vanilla(model, 512, words)} | {
+            name: EagleRollout(
+                rollout_actor=model, tokenizer=words, rollout_config=config, drafter=drafter, lanes=len(texts_in)
+            )
+            for name, drafter in drafters.items()
+        }  # fmt: skip
+        found[case], written = {}, None
+        for name, engine in engines.items():
+            output = texts(engine.generate(texts_in, config))  # compiles
+            written = written or output
+            seconds = []
+            for _ in range(repetitions):
+                start = time.perf_counter()
+                engine.generate(texts_in, config)
+                seconds.append(time.perf_counter() - start)
+            found[case][name] = {
+                "tokens": sum(map(len, output)),
+                "tokens per second": round(sum(map(len, output)) / min(seconds), 1),
+                "texts of tunix": sum(own == other for own, other in zip(output, written, strict=True)) / len(output),
+            }
+            print(case, name, found[case][name], file=sys.stderr, flush=True)
     return found
 
 

@@ -68,7 +68,10 @@ def gemma_config(config: Any, max_position: int, eos_ids: Sequence[int] = ()) ->
 
 
 def gemma3_decoder(config: Any, slides: Sequence[bool], max_position: int, eos_ids: Sequence[int]) -> DecoderConfig:
-    """Returns the configuration of a Gemma 3 from the fields that tunix and gemma share; `slides`: layers with a window.
+    """Returns the configuration of a Gemma 3 from the fields that tunix and gemma share.
+
+    Args:
+      slides: per layer, whether it has a window.
 
     Raises:
       CheckpointError: a field breaks its rule.

@@ -1,17 +1,17 @@
 """Reads parameters in the layout of MaxText: Llama 2/3, Qwen2, Qwen3 and Gemma 3, dense.
 
-Names and values are those of `maxtext/checkpoint_conversion/utils/param_mapping.py` at commit e591f30, which converts to
-the names of Hugging Face:
+Names and values follow `maxtext/checkpoint_conversion/utils/param_mapping.py` at commit e591f30, which converts to the
+names of Hugging Face:
 
 - Llama rotates neighbouring dimensions (2k, 2k + 1), and its query kernel has the factor head_dim**-0.5.
-- Gemma's norms multiply by their scale, not by 1 + scale, and its embedding has the factor sqrt(H), rounded to bfloat16.
+- Gemma's norms multiply by their scale, not by 1 + scale. Its embedding has the factor sqrt(H), rounded to bfloat16.
+- The vocabulary may be padded.
 - Layers that `scan_layers` stacks are an axis of every leaf.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -40,7 +40,16 @@ def _minus_one(array: Array, config: DecoderConfig) -> Array:
     return array - jnp.ones((), array.dtype)
 
 
+def _known_rows(array: Array, config: DecoderConfig) -> Array:
+    return array[: config.vocab_size]
+
+
+def _known_columns(array: Array, config: DecoderConfig) -> Array:
+    return array[:, : config.vocab_size]
+
+
 def _unscaled(array: Array, config: DecoderConfig) -> Array:
+    array = _known_rows(array, config)
     return (array / jnp.asarray(config.hidden_size**0.5, jnp.bfloat16).astype(array.dtype)).astype(array.dtype)
 
 
@@ -70,7 +79,7 @@ def maxtext_names(config: DecoderConfig) -> Names:
     kernels = (("q", "query", query), ("k", "key", key), ("v", "value", None))
     return Names(
         (
-            Leaf("embed_tokens/embedding", "token_embedder/embedding", convert=_unscaled if gemma else None),
+            Leaf("embed_tokens/embedding", "token_embedder/embedding", convert=_unscaled if gemma else _known_rows),
             *(Leaf(f"layers_{{i}}/self_attn/{p}_proj/weight", f"{attention}{name}/kernel", _IN, convert=convert)
               for p, name, convert in kernels),
             *(Leaf(f"layers_{{i}}/self_attn/{p}_proj/bias", f"{attention}{name}/bias", "NH->NH")
@@ -84,7 +93,7 @@ def maxtext_names(config: DecoderConfig) -> Names:
             *(Leaf(f"layers_{{i}}/{ours}/scale", f"{_LAYER}{theirs}/scale", convert=norm)
               for ours, theirs in norms.items()),
             Leaf("norm/scale", "decoder/decoder_norm/scale", convert=norm),
-            Leaf("lm_head/weight", "decoder/logits_dense/kernel", "DV->V,D"),
+            Leaf("lm_head/weight", "decoder/logits_dense/kernel", "DV->V,D", convert=_known_columns),
         ),
         ignored=(r"vision_encoder/.*",),
     )  # fmt: skip
@@ -100,8 +109,8 @@ def maxtext_leaves(state: Any, config: DecoderConfig, scan_axis: int = 1) -> dic
       CheckpointError: the stacks have another number of layers than the configuration.
     """
     found: dict[str, Any] = {}
-    for path, array in leaves_by_path(state).items():
-        path = re.sub(r"^(params/|base/)+", "", path)
+    for given, array in leaves_by_path(state).items():
+        path = re.sub(r"^(params/|base/)+", "", given)
         stack = re.match(r"decoder/layers/(?:layers_(\d+)/)?(.*)", path)
         rest = re.match(r"decoder/layers_remainder/layers_(\d+)/(.*)", path)
         whole = config.num_layers - config.num_layers % _PERIOD

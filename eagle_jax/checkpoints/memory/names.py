@@ -28,14 +28,14 @@ class Leaf(NamedTuple):
       source: of the leaf, in the same form.
       axes: "DNH->NH,D" names the axes of the leaf, a letter each, and groups them in the order of our axes, which
         become [N * H, D]. None keeps the shape.
-      index: takes this element of the leaf's first axis, before `axes`.
+      element: takes this one of the leaf's first axis, before `axes`.
       convert: `(array, config) -> array`, before `axes`, for leaves whose values differ.
     """
 
     path: str
     source: str
     axes: str | None = None
-    index: int | None = None
+    element: int | None = None
     convert: Callable[[Array, DecoderConfig], Array] | None = None
 
 
@@ -121,8 +121,7 @@ def import_params(
     found = {}
     for path, source, leaf in _matches(names, leaves, config, where):
         array = _converted(leaf, jnp.asarray(leaves[source]), config)
-        # Without a copy `jit` returns an unchanged argument itself, and a later donation would delete the source's.
-        found[path] = jnp.array(array, dtype or array.dtype, copy=True)
+        found[path] = array if dtype is None else array.astype(dtype)
     return unflatten_dict(found, sep="/")
 
 
@@ -139,8 +138,8 @@ def rearrange(array: Array, axes: str) -> Array:
 
 
 def _converted(leaf: Leaf, array: Array, config: DecoderConfig) -> Array:
-    if leaf.index is not None:
-        array = array[leaf.index]
+    if leaf.element is not None:
+        array = array[leaf.element]
     if leaf.convert is not None:
         array = leaf.convert(array, config)
     return array if leaf.axes is None else rearrange(array, leaf.axes)
