@@ -1,6 +1,6 @@
 """Compares imported models and rollouts with tunix's own, in an environment with google-tunix; see `test_tunix.py`.
 
-    python tests/integrations/tunix_program.py logits|rollout|grpo|speed
+    python tests/integrations/tunix_program.py logits|rollout|grpo|speed [trained|random]
 
 The last line of the output is a JSON object.
 """
@@ -208,6 +208,10 @@ def rollout():
         ),
     }
 
+    filters = (dict(top_p=1.0, top_k=1), dict(top_p=1e-6), dict(top_p=None, top_k=-1))
+    found["filters"] = [texts(engine.generate(PROMPTS, greedy(temperature=1.0, **own))) == found["vanilla"]
+                        for own in filters]  # fmt: skip
+
     # New weights: the same programs.
     programs = (engine._importer.update_program, rollouts.start_program, rollouts.advance_program)
     other, sizes = tiny_qwen3(seed=7), []
@@ -289,53 +293,43 @@ def bundled_qwen2(target):
     return model
 
 
-def speed(tokens=128, rows=8, repetitions=3):
-    """Returns tokens per second at temperature 0, in float32, of the trained target and of a random tiny Qwen3."""
-    target, head, tokenizer = load_demo(dtype="float32")
-    questions = [question.turns[0] for name in ("chat", "math", "code")
-                 for question in load_task(name, bundled_questions()).questions][:: 30 // rows]  # fmt: skip
-    chats = [[{"role": "user", "content": question}] for question in questions[:rows]]
-    prompts = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
-    trained, policy = tokenizer, bundled_qwen2(target)
-
-    def own_head(policy):
-        return DraftHead.from_params(head.config, head.params, policy, TreeConfig.chain(3))
-
-    sizes = dict(num_layers=4, vocab_size=512, embed_dim=256, hidden_dim=768, num_heads=8, head_dim=32, num_kv_heads=4)
-    letters = [" ".join(map(chr, row)) for row in np.random.default_rng(0).integers(ord("a"), ord("z") + 1, (16, 24))]
-    cases = {
-        "trained": (policy, trained, prompts, {"plain": None, "EAGLE-3": own_head, "prompt lookup": prompt_lookup}),
-        "random Qwen3": (
-            tiny_qwen3(**sizes), Tokenizer(), letters, {"plain": None, "prompt lookup": prompt_lookup}
-        ),
-    }  # fmt: skip
-    found = {}
-    for case, (model, words, texts_in, drafters) in cases.items():
-        stop = [words.eos_token_id if words is trained else EOS]
-        config = greedy(tokens, max_prompt_length=256, kv_cache_size=512, eos_tokens=stop)
-        engines = {"tunix": vanilla(model, 512, words)} | {
-            name: EagleRollout(
-                rollout_actor=model, tokenizer=words, rollout_config=config, drafter=drafter, lanes=len(texts_in)
-            )
-            for name, drafter in drafters.items()
-        }  # fmt: skip
-        found[case], written = {}, None
-        for name, engine in engines.items():
-            output = texts(engine.generate(texts_in, config))  # compiles
-            written = written or output
-            seconds = []
-            for _ in range(repetitions):
-                start = time.perf_counter()
-                engine.generate(texts_in, config)
-                seconds.append(time.perf_counter() - start)
-            found[case][name] = {
-                "tokens": sum(map(len, output)),
-                "tokens per second": round(sum(map(len, output)) / min(seconds), 1),
-                "texts of tunix": sum(own == other for own, other in zip(output, written, strict=True)) / len(output),
-            }
-            print(case, name, found[case][name], file=sys.stderr, flush=True)
-    return found
+def speed(case="trained", tokens=128, rows=8, repetitions=3):
+    """Returns tokens per second at temperature 0, in float32, of the bundled target or of a random Qwen3."""
+    drafters = {"plain": None, "prompt lookup": prompt_lookup}
+    if case == "trained":
+        target, head, words = load_demo("eagle3")
+        model, chain = bundled_qwen2(target), TreeConfig.chain(3)
+        drafters["EAGLE-3"] = lambda policy: DraftHead.from_params(head.config, head.params, policy, chain)
+        tasks = [load_task(name, bundled_questions()).questions for name in ("chat", "math", "code")]
+        questions = [question.turns[0] for task in tasks for question in task[: rows // 3 + 1]][:rows]
+        chats = [[{"role": "user", "content": question}] for question in questions]
+        prompts = [words.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
+        stop = words.eos_token_id
+    else:
+        sizes = dict(num_layers=4, embed_dim=256, hidden_dim=768, num_heads=8, head_dim=32, num_kv_heads=4)
+        model, words, stop = tiny_qwen3(vocab_size=512, **sizes), Tokenizer(), EOS
+        letters = np.random.default_rng(0).integers(ord("a"), ord("z") + 1, (rows, 24))
+        prompts = [" ".join(map(chr, row)) for row in letters]
+    config = greedy(tokens, max_prompt_length=256, kv_cache_size=512, eos_tokens=[stop])
+    given = dict(rollout_actor=model, tokenizer=words, rollout_config=config, lanes=rows)
+    engines = {"tunix": vanilla(model, 512, words)}
+    engines |= {name: EagleRollout(drafter=drafter, **given) for name, drafter in drafters.items()}
+    written = {name: texts(engine.generate(prompts, config)) for name, engine in engines.items()}  # compiles
+    seconds = {name: [] for name in engines}
+    for name in list(engines) * repetitions:
+        start = time.perf_counter()
+        engines[name].generate(prompts, config)
+        seconds[name].append(time.perf_counter() - start)
+    return {
+        name: {
+            "tokens": (count := sum(map(len, written[name]))),
+            "tokens per second": round(count / min(seconds[name]), 1),
+            "texts of tunix": sum(map(list.__eq__, written[name], written["tunix"])) / rows,
+        }
+        for name in engines
+    }
 
 
 if __name__ == "__main__":
-    print(json.dumps({"logits": logits, "rollout": rollout, "grpo": grpo, "speed": speed}[sys.argv[1]]()))
+    parts = {"logits": logits, "rollout": rollout, "grpo": grpo, "speed": speed}
+    print(json.dumps(parts[sys.argv[1]](*sys.argv[2:])))

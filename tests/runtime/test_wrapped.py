@@ -33,11 +33,11 @@ def wrapped(config, params):
         def run(params, x, positions, cache, mask):
             own, eps = params[f"layers_{index}"], config.rms_norm_eps
             normed = rms_norm(x, own["input_layernorm"]["scale"], eps)
-            heads = (
-                lambda name: (normed @ own["self_attn"][name]["weight"].T).reshape(  # noqa: E731
-                    *x.shape[:2], -1, config.head_dim
-                )
-            )
+
+            def heads(name):
+                projected = normed @ own["self_attn"][name]["weight"].T
+                return projected.reshape(*x.shape[:2], -1, config.head_dim)
+
             query, key = (rotate(heads(name), positions, config.rope.theta) for name in ("q_proj", "k_proj"))
             start = (0, cache["end_index"][0], 0, 0)
             keys = jax.lax.dynamic_update_slice(cache["k"], key, start)
