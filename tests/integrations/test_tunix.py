@@ -59,6 +59,13 @@ def test_logits_are_the_models_own(run):
 
 
 @pytest.mark.slow
+def test_a_model_runs_layer_by_layer(run):
+    found = run("layers")
+    assert all(tokens == found["tokens"][0] for tokens in found["tokens"])
+    assert found["log-probabilities"] < ROUNDING
+
+
+@pytest.mark.slow
 def test_rollouts_are_those_of_tunix(run):
     found = run("rollout")
     assert len({tuple(text) for text in found["vanilla"]}) > 2 and max(map(len, found["vanilla"])) == 24

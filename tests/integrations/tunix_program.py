@@ -1,6 +1,6 @@
 """Compares imported models and rollouts with tunix's own, in an environment with google-tunix; see `test_tunix.py`.
 
-    python tests/integrations/tunix_program.py logits|rollout|grpo|speed [trained|random]
+    python tests/integrations/tunix_program.py logits|layers|rollout|grpo|speed [trained|random]
 
 The last line of the output is a JSON object.
 """
@@ -146,6 +146,25 @@ def eagle(model, config=None, **options):
     )
 
 
+def run_page(page, names):
+    """Runs the first block of a page that needs tunix."""
+    text = Path(__file__).resolve().parents[2].joinpath("docs", f"{page}.md").read_text(encoding="utf-8")
+    exec(re.search(r"^```py\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)[1], names)
+
+
+def layers():
+    """Returns texts of the imported model and of the same layer by layer, and how far log-probabilities differ."""
+    imported = Target.from_tunix(model := tiny_qwen3(), max_position=512)
+    names = {"model": model, "config": imported.config}
+    run_page("own_model", names)
+    options = dict(max_new_tokens=24, eos_ids=[EOS], log_probs="target")
+    prompts = [[BOS, 4, 5, 6], [BOS, 9], [BOS, 20, 30, 20, 30, 20, 30, 20]]
+    runs = [generate(target, drafter, prompts, **options) for target in (imported, names["target"])
+            for drafter in (None, prompt_lookup(target))]  # fmt: skip
+    difference = max(np.abs(a - b).max() for a, b in zip(runs[0].log_probs, runs[2].log_probs, strict=True))
+    return {"tokens": [run.tokens for run in runs], "log-probabilities": float(difference)}
+
+
 def rollout():
     """Compares every method of `EagleRollout` with tunix's own engine."""
     model, found = tiny_qwen3(), {}
@@ -243,8 +262,7 @@ def grpo(steps=3):
             max_steps=2 * steps,  # two iterations each
         ),
     }
-    page = Path(__file__).resolve().parents[2].joinpath("docs", "rl.md").read_text(encoding="utf-8")
-    exec(re.search(r"^```py\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)[1], settings)
+    run_page("rl", settings)
     cluster = rl_cluster.RLCluster(
         actor=model, reference=tiny_qwen3(), tokenizer=Tokenizer(), cluster_config=settings["cluster_config"]
     )
@@ -331,5 +349,5 @@ def speed(case="trained", tokens=128, rows=8, repetitions=3):
 
 
 if __name__ == "__main__":
-    parts = {"logits": logits, "rollout": rollout, "grpo": grpo, "speed": speed}
+    parts = {"logits": logits, "layers": layers, "rollout": rollout, "grpo": grpo, "speed": speed}
     print(json.dumps(parts[sys.argv[1]](*sys.argv[2:])))
