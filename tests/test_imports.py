@@ -32,9 +32,11 @@ ROOMS: dict[str, set[str]] = {
 ROOMS["runtime"] = {*ROOMS}
 ROOMS["evaluate"] = {*ROOMS}
 ROOMS["viz"] = {*ROOMS}
+ROOMS["integrations"] = {*ROOMS} - {"evaluate", "viz"}
 # Packages that only some rooms may import: disk, network and pickles stay in one place; the core is free of Flax.
 ONLY_IN: dict[str, set[str]] = {
-    "flax": {"models", "drafters", "checkpoints", "training", "parallel"},
+    "flax": {"models", "drafters", "checkpoints", "training", "parallel", "integrations"},
+    "tunix": {"integrations"},
     "safetensors": {"checkpoints"},
     "huggingface_hub": {"checkpoints"},
     "orbax": {"checkpoints", "parallel"},
@@ -110,6 +112,8 @@ def test_no_two_modules_import_each_other():
         ("eagle_jax.runtime.generation", "import safetensors.numpy"),
         ("train.head", "from infer.tuning import search"),
         ("infer.bench", "from train.loop import options"),
+        ("eagle_jax.runtime.target", "from tunix.models.qwen3 import model"),
+        ("eagle_jax.evaluate", "from eagle_jax.integrations.tunix import EagleRollout"),
     ],
 )
 def test_the_rule_can_fail(module, source):

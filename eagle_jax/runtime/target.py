@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import field
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
+from eagle_jax.checkpoints.memory import (
+    Names,
+    gemma_config,
+    gemma_names,
+    leaves_by_path,
+    maxtext_leaves,
+    maxtext_names,
+    tunix_config,
+    tunix_names,
+)
 from eagle_jax.config import DecoderConfig
 from eagle_jax.core import Params, TargetFn
 from eagle_jax.devices import loading_errors, size_of
 from eagle_jax.models import target_fn
 from eagle_jax.models.quantised import activation_dtype
 from eagle_jax.parallel import param_shardings, shard_target
+from eagle_jax.runtime.importing import Importer
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,6 +61,83 @@ class Target:
         dtype = activation_dtype(params)
         fn = on_mesh(config, dtype, mesh)  # first: it checks the axes of the mesh
         return cls(config, spread(params, mesh), fn, name, dtype, mesh)
+
+    @classmethod
+    def from_tree(
+        cls, tree: Any, config: DecoderConfig, names: Names, *, name: str = "target", mesh: Mesh | None = None,
+        dtype: str | None = None,
+    ) -> Target:  # fmt: skip
+        """Makes a target from another library's model in memory, by a table of names; the parameters are copies.
+
+        Args:
+          tree: a module of NNX or its state, parameters of Linen, or a nested dict of arrays.
+          names: which leaf is which parameter, see `eagle_jax.checkpoints.memory.Leaf`.
+          mesh: None keeps the shardings of the leaves. dtype: None keeps that of every leaf.
+
+        Raises:
+          CheckpointError: a leaf is missing, is not in the table, or has another shape.
+          ConfigError: the mesh does not divide the model. MemoryError: the parameters do not fit in device memory.
+        """
+        params = Importer(names, config, dtype, mesh)(leaves_by_path(tree))
+        own = activation_dtype(params)
+        return cls(config, params, on_mesh(config, own, mesh), name, own, mesh)
+
+    @classmethod
+    def from_tunix(
+        cls, model: Any, *, max_position: int = 32768, eos_ids: Sequence[int] = (), mesh: Mesh | None = None,
+        dtype: str | None = None,
+    ) -> Target:  # fmt: skip
+        """Makes a target from a model of tunix: Llama 3, Qwen2, Qwen3 or Gemma 3, without experts.
+
+        It computes what the model computes, not what its configuration states (`checkpoints.memory.tunix`).
+
+        Args:
+          max_position: longest context in tokens, and eos_ids: stop tokens; the model states neither.
+          mesh, dtype: as in `from_tree`.
+
+        Raises:
+          CheckpointError: the model is of another class, or has experts or adapters. ConfigError, MemoryError: as
+            `from_tree`.
+        """
+        config = tunix_config(model, max_position, eos_ids)
+        return cls.from_tree(model, config, tunix_names(model), name=type(model).__name__, mesh=mesh, dtype=dtype)
+
+    @classmethod
+    def from_gemma(
+        cls, params: Any, config: Any, *, max_position: int = 32768, eos_ids: Sequence[int] = (),
+        mesh: Mesh | None = None, dtype: str | None = None,
+    ) -> Target:  # fmt: skip
+        """Makes a target from parameters of Gemma 3 of the library gemma.
+
+        Args:
+          params: the Linen parameters. config: of the model, such as `gm.nn.Gemma3_1B().config`.
+          max_position, eos_ids: as in `from_tunix`. mesh, dtype: as in `from_tree`.
+
+        Raises:
+          CheckpointError: the configuration is not of Gemma 3, or a parameter is missing or unknown. ConfigError,
+            MemoryError: as `from_tree`.
+        """
+        own = gemma_config(config, max_position, eos_ids)
+        return cls.from_tree(params, own, gemma_names(config), name="gemma", mesh=mesh, dtype=dtype)
+
+    @classmethod
+    def from_maxtext(
+        cls, state: Any, config: DecoderConfig, *, scan_axis: int = 1, mesh: Mesh | None = None,
+        dtype: str | None = None,
+    ) -> Target:  # fmt: skip
+        """Makes a target from parameters of MaxText: Llama 2/3, Qwen2, Qwen3 or Gemma 3, without experts.
+
+        Args:
+          state: the parameters; layers may be stacked by `scan_layers`. config: of the same model in Hugging Face's
+            format, such as `load_target(path).config`. scan_axis: `param_scan_axis` of MaxText.
+          mesh, dtype: as in `from_tree`.
+
+        Raises:
+          CheckpointError: the family is not supported, or a parameter is missing, unknown or of another shape.
+            ConfigError, MemoryError: as `from_tree`.
+        """
+        leaves, names = maxtext_leaves(state, config, scan_axis), maxtext_names(config)
+        return cls.from_tree(leaves, config, names, name="maxtext", mesh=mesh, dtype=dtype)
 
 
 def check_target(target: Target, name: str = "target") -> None:

@@ -58,7 +58,7 @@ class Table(NamedTuple):
     def path_of(self, name: str) -> tuple[str, bool] | None:
         """Returns (path, transpose) of a tensor; None if no rule matches."""
         for rule in self.rules:
-            match = _pattern(rule.name).fullmatch(self.canonical(name))
+            match = template_pattern(rule.name).fullmatch(self.canonical(name))
             if match:
                 return rule.path.format(**match.groupdict()), rule.transpose
         return None
@@ -70,7 +70,7 @@ class Table(NamedTuple):
           CheckpointError: no rule matches.
         """
         for rule in self.rules:
-            match = _pattern(rule.path).fullmatch(path)
+            match = template_pattern(rule.path).fullmatch(path)
             if match:
                 return rule.name.format(**match.groupdict()), rule.transpose
         raise CheckpointError(f"parameter must be one of this layout, got {path!r}. Leave it out.")
@@ -86,7 +86,8 @@ class Table(NamedTuple):
 
 
 @functools.cache
-def _pattern(template: str) -> re.Pattern[str]:
+def template_pattern(template: str) -> re.Pattern[str]:
+    """Returns the pattern of a template, whose fields are its groups."""
     parts = re.split(r"\{(\w+)\}", template)
     # re.split alternates literal text and captured field names.
     return re.compile(

@@ -1,0 +1,236 @@
+"""Writes the rollouts of tunix's reinforcement learning by speculative decoding; `pip install -e '.[tunix]'`.
+
+`EagleRollout` goes into `ClusterConfig.rollout_engine` of google-tunix 0.1.7 (`tunix/rl/rl_cluster.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int
+
+from eagle_jax.checkpoints.memory import leaves_by_path, tunix_config, tunix_names
+from eagle_jax.config import ConfigError
+from eagle_jax.core import Params, TargetFn
+from eagle_jax.models.quantised import activation_dtype
+from eagle_jax.parallel import make_mesh
+from eagle_jax.runtime.drafters import BoundDrafter
+from eagle_jax.runtime.importing import Importer
+from eagle_jax.runtime.rollouts import rollout
+from eagle_jax.runtime.target import Target, on_mesh
+
+try:
+    from tunix.generate.tokenizer_adapter import TokenizerAdapter
+    from tunix.rl.rollout.base_rollout import BaseRollout, RolloutConfig, RolloutOutput
+except ImportError as error:
+    raise ImportError(
+        f"eagle_jax.integrations.tunix needs google-tunix ({error}). Install it: pip install -e '.[tunix]'."
+    ) from error
+
+_AXES = {"data": "data", "dp": "data", "fsdp": "fsdp", "tp": "tensor", "tensor": "tensor"}
+
+
+class EagleRollout(BaseRollout):
+    """A rollout engine of tunix. Every text is the policy's own, whatever the drafter.
+
+    tunix calls the class with the first four arguments; `functools.partial` sets the others:
+
+        ClusterConfig(rollout_engine=functools.partial(EagleRollout, drafter=prompt_lookup), ...)
+
+    It holds one copy of the policy. `update_params` writes new weights into its buffers, without compiling.
+
+    Args:
+      rollout_actor: the policy, a tunix Llama 3, Qwen2, Qwen3 or Gemma 3 without experts or adapters.
+      tokenizer: tunix's `TokenizerAdapter`, or what it adapts.
+      mesh: of the rollout. Axes "fsdp" and "tp" become "fsdp" and "tensor" of `eagle_jax.parallel.make_mesh`.
+      rollout_config: `data_type` is the dtype of weights and caches; None keeps the policy's.
+      drafter: `target -> BoundDrafter`, such as `eagle_jax.prompt_lookup` or a function that loads a head; None is
+        plain decoding.
+      lanes: replies at a time, see `eagle_jax.rollout`.
+      max_position: longest prompt and reply together, in tokens.
+
+    Raises:
+      CheckpointError: the policy cannot be imported. ConfigError: the mesh has other axes, or does not divide it.
+      MemoryError: the copy of the policy does not fit in device memory.
+    """
+
+    def __init__(
+        self, *, rollout_actor: Any, tokenizer: Any, mesh: Mesh | None = None, rollout_config: RolloutConfig,
+        drafter: Callable[[Target], BoundDrafter] | None = None, lanes: int = 16, max_position: int = 32768,
+    ) -> None:  # fmt: skip
+        leaves = leaves_by_path(rollout_actor)
+        config = tunix_config(rollout_actor, max_position)
+        dtype = str(jnp.dtype(rollout_config.data_type or activation_dtype(leaves)))
+        self._importer = Importer(tunix_names(rollout_actor), config, dtype, _own_mesh(mesh))
+        fn = on_mesh(config, dtype, self._importer.mesh)  # first: it checks the key-value heads
+        params = self._importer(leaves)
+        self._target = Target(config, params, fn, type(rollout_actor).__name__, dtype, self._importer.mesh)
+        self._drafter = None if drafter is None else drafter(self._target)
+        # tunix compares the weights of the trained model with those of `model()`, and copies them if they differ. Here
+        # they always do, and a model of shapes costs no memory.
+        graph, state = nnx.split(rollout_actor)
+        self._model = nnx.merge(graph, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state))
+        adapted = isinstance(tokenizer, TokenizerAdapter)
+        self._tokenizer = tokenizer if adapted else TokenizerAdapter(tokenizer)
+        self._lanes, self._calls = lanes, 0
+
+    @property
+    def target(self) -> Target:
+        """The policy with its latest weights; `update_params` deletes the arrays of earlier ones."""
+        return self._target
+
+    def generate(self, prompts: list[str], rollout_config: RolloutConfig, **kwargs: Any) -> RolloutOutput:
+        """Writes one reply per prompt, by the settings of this call.
+
+        Runs of equal prompts, as GRPO makes them, are read once. Temperature 0 is greedy; `top_k` None, 0 and -1 and
+        `top_p` None switch the filter off. `seed` None is another one in every call. A reply ends before its stop
+        token, as with tunix's own engine.
+
+        Returns:
+          `tokens`: int32 arrays. `left_padded_prompt_tokens`: [B, max_prompt_length] int32, wider if a prompt needs
+          it. `logprobs`: float32 arrays if `return_logprobs`: at temperature 0 of the model's law, else of the sampled
+          one, after `top_k` and `top_p`. `logits` is empty.
+
+        Raises:
+          ValueError: `kwargs` has images or another argument of some engines; or as `eagle_jax.rollout`.
+          NotFiniteError, MemoryError: as `eagle_jax.rollout`.
+        """
+        if given := [name for name, value in kwargs.items() if value is not None]:
+            raise ValueError(f"generate must be called with prompts and rollout_config, got {given[0]}. Leave it out.")
+        ids = [self._tokenize(prompt) for prompt in prompts]
+        samples = math.gcd(*(len(list(run)) for _, run in itertools.groupby(prompts)))
+        sampled = rollout_config.temperature > 0
+        found = rollout(
+            self._target,
+            self._drafter,
+            ids[::samples],
+            lanes=self._lanes,
+            samples_per_prompt=samples,
+            max_new_tokens=rollout_config.max_tokens_to_generate,
+            temperature=rollout_config.temperature,
+            top_k=max(rollout_config.top_k or 0, 0),
+            top_p=1.0 if rollout_config.top_p is None else rollout_config.top_p,
+            eos_ids=(stops := list(rollout_config.eos_tokens or [self.eos_id()])),
+            key=self._key(rollout_config.seed) if sampled else None,
+            log_probs=("law" if sampled else "target") if rollout_config.return_logprobs else None,
+        )
+        if not found.finished.all():  # interrupted: tunix would train on replies that were not written
+            raise KeyboardInterrupt
+        lengths = [len(row) - (row[-1] in stops) for row in found.tokens]
+        tokens = [np.asarray(row[:length], np.int32) for row, length in zip(found.tokens, lengths, strict=True)]
+        kept = found.log_probs and [row[:length] for row, length in zip(found.log_probs, lengths, strict=True)]
+        return RolloutOutput(
+            text=[self._tokenizer.decode(row.tolist()) for row in tokens],
+            logits=[],
+            tokens=tokens,
+            left_padded_prompt_tokens=_left_padded(ids, rollout_config.max_prompt_length, self.pad_id()),
+            logprobs=kept,
+        )
+
+    def get_per_token_logps(
+        self, prompt_tokens: Int[Array, "B P"], completion_tokens: Int[Array, "B C"]
+    ) -> Float[Array, "B C"]:
+        """Returns log-probabilities of completions at temperature 1; tokens equal to the pad id are not read."""
+        inputs = (jnp.asarray(prompt_tokens), jnp.asarray(completion_tokens))
+        return token_log_probs(self._target.params, *inputs, fn=self._target.fn, pad_id=self.pad_id())
+
+    def update_params(self, params: Any, filter_types: tuple[Any, ...] | None = None) -> None:
+        """Copies the weights of the trained model, a state of `nnx.Param`, into the buffers of this engine.
+
+        Equal shapes and shardings share one compiled program. Nothing is copied to the host.
+
+        Raises:
+          CheckpointError: a parameter is missing or unknown, such as those of adapters alone.
+        """
+        new = self._importer(leaves_by_path(params), old=self._target.params)
+        self._target = dataclasses.replace(self._target, params=new)
+        if self._drafter is not None:
+            self._drafter = dataclasses.replace(self._drafter, target=self._target)
+
+    def pad_id(self) -> int:
+        """Returns the tokenizer's pad token."""
+        return self._tokenizer.pad_id()
+
+    def eos_id(self) -> int:
+        """Returns the tokenizer's stop token."""
+        return self._tokenizer.eos_id()
+
+    def model(self) -> nnx.Module:
+        """Returns the policy's module with shapes in the place of arrays; for its weights see `target`."""
+        return self._model
+
+    def _tokenize(self, prompt: str) -> list[int]:
+        """Returns ids with one first token, as tunix's `Sampler.tokenize`."""
+        first = self._tokenizer.bos_id()
+        return self._tokenizer.dedup_bos_ids(([first] if first else []) + list(self._tokenizer.encode(prompt)))
+
+    def _key(self, seed: Any) -> Any:
+        self._calls += 1
+        if seed is None:
+            return self._calls - 1
+        is_array = isinstance(seed, jax.Array | np.ndarray)
+        return int(seed) if is_array and seed.ndim == 0 and jnp.issubdtype(seed.dtype, jnp.integer) else seed
+
+
+@functools.partial(jax.jit, static_argnames=("fn", "pad_id"))
+def token_log_probs(
+    params: Params, prompts: Int[Array, "B P"], completions: Int[Array, "B C"], *, fn: TargetFn, pad_id: int
+) -> Float[Array, "B C"]:
+    """Returns the log-probability of every completion token; prompts are padded on the left, completions on the right.
+
+    Positions and mask are those of tunix's `process_ids` (`tunix/rl/common.py`).
+    """
+    tokens = jnp.concatenate([prompts, completions], axis=1)
+    length, width = tokens.shape[1], completions.shape[1]
+    real = tokens != pad_id
+    positions = jnp.maximum(jnp.cumsum(real, axis=1) - 1, 0)
+    seen = jnp.tril(jnp.ones((length, length), bool))[None] & real[:, None, :]
+    seen = seen | jnp.eye(length, dtype=bool)[None]  # padding sees itself: a softmax needs one score
+    hidden = fn.forward(params, tokens, positions, seen, None, ()).hidden
+    log_probs = jax.nn.log_softmax(fn.logits(params, hidden[:, length - width - 1 : -1]))
+    return jnp.take_along_axis(log_probs, completions[..., None], axis=-1)[..., 0]
+
+
+def _left_padded(rows: Sequence[Sequence[int]], width: int, pad_id: int) -> np.ndarray:
+    """Returns [B, W] int32; W is `width`, or the next power of two of a longer row, as in tunix."""
+    longest = max(map(len, rows))
+    if longest > width:
+        width = 1 << (longest - 1).bit_length()
+    padded = np.full((len(rows), width), pad_id, np.int32)
+    for index, row in enumerate(rows):
+        padded[index, width - len(row) :] = row
+    return padded
+
+
+def _own_mesh(mesh: Mesh | None) -> Mesh | None:
+    """Returns the mesh of this library on the same devices; None for a single device.
+
+    Raises:
+      ConfigError: an axis has another name and more than one device.
+    """
+    if mesh is None or mesh.size == 1:
+        return None
+    sizes = dict.fromkeys(("data", "fsdp", "tensor"), 1)
+    order = []
+    for axis, size in mesh.shape.items():
+        if size == 1:
+            continue
+        if axis not in _AXES:
+            raise ConfigError(
+                f"mesh must have the axes {sorted(_AXES)}, got {axis!r}={size}. Rename it or set it to 1."
+            )
+        sizes[_AXES[axis]] *= size
+        order.append(_AXES[axis])
+    if order != sorted(order, key=list(sizes).index):
+        raise ConfigError(f"mesh must have its axes in the order data, fsdp, tp, got {mesh.axis_names}. Reorder them.")
+    return make_mesh(**sizes, devices=mesh.devices.flat)

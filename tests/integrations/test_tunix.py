@@ -1,0 +1,108 @@
+"""Runs tunix with rollouts of this library, and compares with tunix's own models and rollouts.
+
+google-tunix needs packages that this project does not, so it has an environment of its own (`ENVIRONMENT`). The program
+in `tunix_program.py` runs there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+VARIABLE = "EAGLE_JAX_TUNIX_PYTHON"
+ENVIRONMENT = f"""{VARIABLE} must be the Python of an environment with google-tunix, in any folder:
+    python3.11 -m venv tunix && tunix/bin/pip install google-tunix==0.1.7 -e '.[tunix]'
+    export {VARIABLE}=$PWD/tunix/bin/python"""
+PROGRAM = Path(__file__).with_name("tunix_program.py")
+ROUNDING = 1e-4  # of float32 logits up to 10, by two orders of summation
+
+
+def test_without_tunix_the_message_names_the_extra():
+    code = "import sys; sys.modules['tunix'] = None; import eagle_jax.integrations.tunix"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "eagle_jax.integrations.tunix needs google-tunix" in run.stderr
+    assert "pip install -e '.[tunix]'" in run.stderr
+
+
+@pytest.fixture(scope="module")
+def run(repository):
+    """Returns a function that runs a part of `tunix_program.py` and returns its result."""
+    python = os.environ.get(VARIABLE)
+    find = "import importlib.util, sys; sys.exit(importlib.util.find_spec('tunix') is None)"
+    if python is None or subprocess.run([python, "-c", find], check=False).returncode:
+        pytest.skip(ENVIRONMENT)
+    variables = {"PYTHONPATH": str(repository), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+
+    def run(*parts):
+        command, environment = [python, PROGRAM, *parts], os.environ | variables
+        done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=1500)
+        assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return run
+
+
+@pytest.mark.slow
+def test_logits_are_the_models_own(run):
+    found = run("logits")
+    assert len(found) == 8
+    for name, model in found.items():
+        assert model["largest"] > 1, name
+        assert model["difference"] < ROUNDING, (name, model)
+        # tunix 0.1.7 rotates by 1,000,000 whatever the configuration of these says.
+        assert model["warned"] == (name in ("qwen3, other base", "llama3", "llama3, tied")), name
+
+
+@pytest.mark.slow
+def test_a_model_runs_layer_by_layer(run):
+    found = run("layers")
+    assert all(tokens == found["tokens"][0] for tokens in found["tokens"])
+    assert found["log-probabilities"] < ROUNDING
+
+
+@pytest.mark.slow
+def test_rollouts_are_those_of_tunix(run):
+    found = run("rollout")
+    assert len({tuple(text) for text in found["vanilla"]}) > 2 and max(map(len, found["vanilla"])) == 24
+    for name in ("plain", "lookup"):
+        assert found[name]["tokens"] == found["vanilla"]
+        assert found[name]["text"] and found[name]["prompts"]
+        assert found[name]["log-probabilities"] < ROUNDING
+    assert found["generate"]["ours"] == found["generate"]["theirs"]
+    assert found["long prompt"][0] == found["long prompt"][1] and len(found["long prompt"][0]) == 16
+    assert found["scores"] < ROUNDING
+
+    sampled = found["sampled"]
+    assert sampled["differs by call"] and sampled["same by seed"] and sampled["one text per sample"] > 1
+    assert sampled["log-probabilities"] < ROUNDING
+
+    assert found["filters"] == [True, True, False]  # of the likeliest token; without a filter
+
+    update = found["update"]
+    assert update["ours"] == update["theirs"] != found["vanilla"]
+    assert update["source lives"]
+    assert all(sizes == update["programs"][0] for sizes in update["programs"]) and update["programs"][0][0] == 1
+
+
+@pytest.mark.slow
+def test_three_steps_of_grpo(run):
+    found = run("grpo")
+    assert found["trained"] == 6 and len(found["steps"]) == 3
+    for step in found["steps"]:
+        assert step["ours"] == step["vanilla"]
+        assert step["prompts"] == 8
+    assert len({json.dumps(step["ours"]) for step in found["steps"]}) == 3  # the weights did change
+    assert [step["programs"] for step in found["steps"]] == [0, 1, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["trained", "random"])
+def test_speed_is_reported(case, run):
+    found = run("speed", case)
+    print(json.dumps(found))
+    assert all(engine["texts of tunix"] == 1 for engine in found.values()), found

@@ -1,0 +1,353 @@
+"""Compares imported models and rollouts with tunix's own, in an environment with google-tunix; see `test_tunix.py`.
+
+    python tests/integrations/tunix_program.py logits|layers|rollout|grpo|speed [trained|random]
+
+The last line of the output is a JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import Mesh
+from tunix.generate.tokenizer_adapter import TokenizerAdapter
+from tunix.models.gemma3 import model as gemma3
+from tunix.models.llama3 import model as llama3
+from tunix.models.qwen2 import model as qwen2
+from tunix.models.qwen3 import model as qwen3
+from tunix.rl import common, rl_cluster
+from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner
+from tunix.rl.rollout.base_rollout import CacheConfig, RolloutConfig
+from tunix.rl.rollout.vanilla_rollout import VanillaRollout
+from tunix.sft.utils import build_positions_from_mask, make_causal_attn_mask
+
+from eagle_jax import DraftHead, Target, TreeConfig, generate, load_demo, prompt_lookup
+from eagle_jax.assets import bundled_questions
+from eagle_jax.integrations.tunix import EagleRollout
+from eagle_jax.models import Decoder
+from eagle_jax.runtime import rollouts
+from infer.common.tasks import load_task
+
+VOCAB = 64
+PAD, BOS, EOS = 0, 1, 2
+SIZES = dict(num_layers=2, vocab_size=VOCAB, embed_dim=32, hidden_dim=48, num_heads=4, head_dim=8, num_kv_heads=2,
+             norm_eps=1e-5)  # fmt: skip
+GEMMA = dict(num_layers=7, num_embed=VOCAB, embed_dim=32, hidden_dim=48, num_heads=4, head_dim=8, num_kv_heads=2,
+             sliding_window_size=5, global_base_frequency=1_000_000, global_scale_factor=8.0,
+             param_dtype=jnp.float32)  # fmt: skip
+PROMPTS = ["b c d e", "c d", "z y x w v u", "b c d e", "q"]
+
+
+class Tokenizer:
+    """One token per letter; others are `?`."""
+
+    def encode(self, text, **_):
+        return [3 + ord(letter) - ord("a") for letter in str(text).split()]
+
+    def decode(self, ids, **_):
+        return " ".join(chr(ord("a") + number - 3) if number >= 3 else "?" for number in ids)
+
+    def bos_id(self):
+        return BOS
+
+    def eos_id(self):
+        return EOS
+
+    def pad_id(self):
+        return PAD
+
+
+def random(module, seed=0, scale=0.3):
+    """Replaces the weights, of which some begin as zeros or ones."""
+    leaves, structure = jax.tree.flatten(nnx.state(module, nnx.Param))
+    rng = np.random.default_rng(seed)
+    drawn = [jnp.asarray(leaf + scale * rng.normal(size=leaf.shape), leaf.dtype) for leaf in leaves]
+    nnx.update(module, jax.tree.unflatten(structure, drawn))
+    return module
+
+
+def tiny_qwen3(seed=0, **changes):
+    config = qwen3.ModelConfig(**{**SIZES, "rope_theta": 1_000_000, **changes})
+    return random(qwen3.Qwen3(config, rngs=nnx.Rngs(0)), seed)
+
+
+def models():
+    by_width = gemma3.QueryPreAttentionNormalisation.BY_ONE_OVER_SQRT_EMBED_DIM_DIV_NUM_HEADS
+    make = {
+        "qwen3": tiny_qwen3,
+        "qwen3, tied": lambda: tiny_qwen3(use_tied_embedding=True),
+        "qwen3, other base": lambda: tiny_qwen3(rope_theta=10_000),
+        "qwen2": lambda: qwen2.Qwen2(qwen2.ModelConfig(**SIZES, rope_theta=10_000), rngs=nnx.Rngs(0)),
+        "llama3": lambda: llama3.Llama3(llama3.ModelConfig(**SIZES, rope_theta=500_000), rngs=nnx.Rngs(0)),
+        "llama3, tied": lambda: llama3.Llama3(
+            llama3.ModelConfig(**SIZES, rope_theta=500_000, weight_tying=True), rngs=nnx.Rngs(0)
+        ),
+        "gemma3": lambda: gemma3.Gemma3(gemma3.ModelConfig(**GEMMA), rngs=nnx.Rngs(0)),
+        "gemma3, one array": lambda: gemma3.Gemma3(
+            gemma3.ModelConfig(**GEMMA | dict(num_kv_heads=4, embed_dim=40, query_pre_attn_norm=by_width)),
+            rngs=nnx.Rngs(0),
+        ),
+    }
+    return {name: random(build()) for name, build in make.items()}
+
+
+def logits():
+    """Returns the largest difference to each model's own logits, and their largest magnitude."""
+    tokens = jnp.asarray(np.random.default_rng(1).integers(0, VOCAB, (2, 24)))
+    real = jnp.ones_like(tokens, bool)
+    inputs = (tokens, build_positions_from_mask(real), None, make_causal_attn_mask(real))
+    found = {}
+    for name, model in models().items():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            target = Target.from_tunix(model, max_position=512)
+        theirs, _ = nnx.jit(lambda module: module(*inputs))(model)
+        ours = jax.jit(lambda params, config=target.config: Decoder(config).apply(
+            {"params": params}, tokens, method="all_logits"
+        ))(target.params)  # fmt: skip
+        found[name] = {
+            "difference": float(jnp.abs(ours - theirs).max()),
+            "largest": float(jnp.abs(theirs).max()),
+            "warned": any("apply_rope" in str(one.message) for one in caught),
+        }
+        print(name, found[name], file=sys.stderr, flush=True)
+    return found
+
+
+def vanilla(model, cache=256, tokenizer=None):
+    config = model.config
+    sizes = CacheConfig(cache, config.num_layers, config.num_kv_heads, config.head_dim)
+    return VanillaRollout(model, TokenizerAdapter(tokenizer or Tokenizer()), sizes)
+
+
+def greedy(tokens=24, **changes):
+    # Tunix hides generated pads from attention: here they end a text.
+    stops = {"eos_tokens": [EOS, PAD], "max_prompt_length": 8, "kv_cache_size": 256}
+    return RolloutConfig(**{"max_tokens_to_generate": tokens, "temperature": 0.0, "top_p": None, **stops, **changes})
+
+
+def texts(output):
+    return [row.tolist() for row in output.tokens]
+
+
+def eagle(model, config=None, **options):
+    return EagleRollout(
+        rollout_actor=model, tokenizer=Tokenizer(), mesh=None, rollout_config=config or greedy(), **options
+    )
+
+
+def run_page(page, names):
+    """Runs the first block of a page that needs tunix."""
+    text = Path(__file__).resolve().parents[2].joinpath("docs", f"{page}.md").read_text(encoding="utf-8")
+    exec(re.search(r"^```py\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)[1], names)
+
+
+def layers():
+    """Returns texts of the imported model and of the same layer by layer, and how far log-probabilities differ."""
+    imported = Target.from_tunix(model := tiny_qwen3(), max_position=512)
+    names = {"model": model, "config": imported.config}
+    run_page("own_model", names)
+    options = dict(max_new_tokens=24, eos_ids=[EOS], log_probs="target")
+    prompts = [[BOS, 4, 5, 6], [BOS, 9], [BOS, 20, 30, 20, 30, 20, 30, 20]]
+    runs = [generate(target, drafter, prompts, **options) for target in (imported, names["target"])
+            for drafter in (None, prompt_lookup(target))]  # fmt: skip
+    difference = max(np.abs(a - b).max() for a, b in zip(runs[0].log_probs, runs[2].log_probs, strict=True))
+    return {"tokens": [run.tokens for run in runs], "log-probabilities": float(difference)}
+
+
+def rollout():
+    """Compares every method of `EagleRollout` with tunix's own engine."""
+    model, found = tiny_qwen3(), {}
+    config = greedy(return_logprobs=True)
+    theirs = vanilla(model)
+    expected = theirs.generate(PROMPTS, config)
+    found["vanilla"] = texts(expected)
+    engines = {"plain": eagle(model, lanes=2), "lookup": eagle(model, lanes=3, drafter=prompt_lookup)}
+    for name, engine in engines.items():
+        output = engine.generate(PROMPTS, config)
+        found[name] = {
+            "tokens": texts(output),
+            "text": output.text == expected.text,
+            "prompts": np.array_equal(output.left_padded_prompt_tokens, expected.left_padded_prompt_tokens),
+            "log-probabilities": max(
+                float(np.abs(np.asarray(own) - np.asarray(other)).max(initial=0))
+                for own, other in zip(output.logprobs, expected.logprobs, strict=True)
+            ),
+        }
+    engine = engines["lookup"]
+    out = generate(
+        Target.from_tunix(model, max_position=512), None, [[BOS, 4, 5]], max_new_tokens=24, eos_ids=[EOS, PAD]
+    )
+    single = theirs.generate(["b c"], config)
+    found["generate"] = {"ours": [t for t in out.tokens[0] if t not in (EOS, PAD)], "theirs": texts(single)[0]}
+    long = "a " * 11
+    wide = [one.generate([long], greedy(3)).left_padded_prompt_tokens for one in (theirs, engine)]
+    found["long prompt"] = [list(map(int, padded[0])) for padded in wide]
+
+    prompts, replies = expected.left_padded_prompt_tokens, np.zeros((len(PROMPTS), 24), np.int32)
+    for row, tokens in zip(replies, expected.tokens, strict=True):
+        row[: len(tokens)] = tokens
+    found["scores"] = float(np.abs(np.where(
+        replies != PAD,
+        np.asarray(engine.get_per_token_logps(prompts, replies))
+        - np.asarray(theirs.get_per_token_logps(jnp.asarray(prompts), jnp.asarray(replies))),
+        0,
+    )).max())  # fmt: skip
+
+    # Sampled, of the whole law: log-probabilities are those of the trained model at that temperature.
+    hot = greedy(12, temperature=0.7, top_p=1.0, return_logprobs=True)
+    first, second = (engine.generate(["b c d"] * 4, hot) for _ in range(2))
+    seeded = [texts(engine.generate(["b c d"] * 4, greedy(12, temperature=0.7, seed=seed))) for seed in
+              (5, jax.random.PRNGKey(5), jnp.int32(5))]  # fmt: skip
+    replies = np.zeros((4, 12), np.int32)
+    for row, tokens in zip(replies, first.tokens, strict=True):
+        row[: len(tokens)] = tokens
+    graph, state = nnx.split(model)
+    scored = common.compute_per_token_logps(
+        graph, state, jnp.asarray(first.left_padded_prompt_tokens), jnp.asarray(replies), pad_id=PAD, eos_id=EOS,
+        temperature=0.7,
+    )  # fmt: skip
+    found["sampled"] = {
+        "differs by call": texts(first) != texts(second),
+        "one text per sample": len({tuple(row) for row in texts(first)}),
+        "same by seed": seeded[0] == seeded[1] == seeded[2],
+        "log-probabilities": max(
+            float(np.abs(own - np.asarray(row)[: len(own)]).max(initial=0))
+            for own, row in zip(first.logprobs, scored, strict=True)
+        ),
+    }
+
+    filters = (dict(top_p=1.0, top_k=1), dict(top_p=1e-6), dict(top_p=None, top_k=-1))
+    found["filters"] = [texts(engine.generate(PROMPTS, greedy(temperature=1.0, **own))) == found["vanilla"]
+                        for own in filters]  # fmt: skip
+
+    # New weights: the same programs.
+    programs = (engine._importer.update_program, rollouts.start_program, rollouts.advance_program)
+    other, sizes = tiny_qwen3(seed=7), []
+    for new in (model, other, model, other):
+        engine.update_params(nnx.state(new, nnx.Param), (nnx.Param,))
+        again = engine.generate(PROMPTS, config)
+        sizes.append([program._cache_size() for program in programs])
+    engine.update_params(jax.tree.map(jnp.copy, nnx.state(other, nnx.Param)))
+    found["update"] = {
+        "ours": texts(again),
+        "theirs": texts(vanilla(other).generate(PROMPTS, config)),
+        "programs": sizes,
+        "source lives": not any(leaf.is_deleted() for leaf in jax.tree.leaves(nnx.state(other))),
+    }
+    return found
+
+
+def grpo(steps=3):
+    """Trains with `EagleRollout`; in every step compares its greedy texts with tunix's, of the trained weights."""
+    model, seen = tiny_qwen3(), []
+    config = greedy(12, temperature=1.0, top_p=1.0, return_logprobs=True)
+    mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("fsdp", "tp"))
+    settings = {
+        "role_to_mesh": dict.fromkeys(rl_cluster.Role, mesh),
+        "rollout_config": config,
+        "training_config": rl_cluster.RLTrainingConfig(
+            actor_optimizer=optax.adam(3e-2),
+            eval_every_n_steps=100,
+            max_steps=2 * steps,  # two iterations each
+        ),
+    }
+    run_page("rl", settings)
+    cluster = rl_cluster.RLCluster(
+        actor=model, reference=tiny_qwen3(), tokenizer=Tokenizer(), cluster_config=settings["cluster_config"]
+    )
+    engine = cluster.rollout
+
+    def reward(prompts, completions, **_):
+        trained = cluster.actor_trainer.model
+        seen.append({
+            "ours": texts(engine.generate(PROMPTS, greedy())),
+            "vanilla": texts(vanilla(trained).generate(PROMPTS, greedy())),
+            "programs": engine._importer.update_program._cache_size(),
+            "prompts": len(prompts),
+            "reward": float(np.mean(found := [completion.split().count("b") for completion in completions])),
+        })  # fmt: skip
+        return found
+
+    learner = GRPOLearner(
+        rl_cluster=cluster, reward_fns=reward, algo_config=GRPOConfig(num_generations=4, num_iterations=2)
+    )
+    learner.train([{"prompts": np.array(PROMPTS[:2])} for _ in range(steps)])
+    return {"steps": seen, "trained": int(cluster.actor_trainer.train_steps)}
+
+
+def bundled_qwen2(target):
+    """Returns the trained target of the package as a Qwen2 of tunix, whose biases are zero."""
+    config, params = target.config, target.params
+    model = qwen2.Qwen2(qwen2.ModelConfig(
+        num_layers=config.num_layers, vocab_size=config.vocab_size, embed_dim=config.hidden_size,
+        hidden_dim=config.intermediate_size, num_heads=config.num_heads, head_dim=config.head_dim,
+        num_kv_heads=config.num_kv_heads, rope_theta=config.rope.theta, norm_eps=config.rms_norm_eps,
+    ), rngs=nnx.Rngs(0))  # fmt: skip
+    model.embedder.input_embedding.set_value(params["embed_tokens"]["embedding"])
+    model.final_norm.w.set_value(params["norm"]["scale"])
+    model.lm_head.w.set_value(params["lm_head"]["weight"].T)
+    for index, layer in enumerate(model.layers):
+        own = params[f"layers_{index}"]
+        for part in ("q_proj", "k_proj", "v_proj"):
+            weight = own["self_attn"][part]["weight"].T.reshape(config.hidden_size, -1, config.head_dim)
+            getattr(layer.attn, part).w.set_value(weight)
+        out = own["self_attn"]["o_proj"]["weight"].T.reshape(-1, config.head_dim, config.hidden_size)
+        layer.attn.o_proj.w.set_value(out)
+        for part in ("gate_proj", "up_proj", "down_proj"):
+            getattr(layer.mlp, part).kernel.set_value(own["mlp"][part]["weight"].T)
+        for part in ("input_layernorm", "post_attention_layernorm"):
+            getattr(layer, part).w.set_value(own[part]["scale"])
+    return model
+
+
+def speed(case="trained", tokens=128, rows=8, repetitions=3):
+    """Returns tokens per second at temperature 0, in float32, of the bundled target or of a random Qwen3."""
+    drafters = {"plain": None, "prompt lookup": prompt_lookup}
+    if case == "trained":
+        target, head, words = load_demo("eagle3")
+        model, chain = bundled_qwen2(target), TreeConfig.chain(3)
+        drafters["EAGLE-3"] = lambda policy: DraftHead.from_params(head.config, head.params, policy, chain)
+        tasks = [load_task(name, bundled_questions()).questions for name in ("chat", "math", "code")]
+        questions = [question.turns[0] for task in tasks for question in task[: rows // 3 + 1]][:rows]
+        chats = [[{"role": "user", "content": question}] for question in questions]
+        prompts = [words.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
+        stop = words.eos_token_id
+    else:
+        sizes = dict(num_layers=4, embed_dim=256, hidden_dim=768, num_heads=8, head_dim=32, num_kv_heads=4)
+        model, words, stop = tiny_qwen3(vocab_size=512, **sizes), Tokenizer(), EOS
+        letters = np.random.default_rng(0).integers(ord("a"), ord("z") + 1, (rows, 24))
+        prompts = [" ".join(map(chr, row)) for row in letters]
+    config = greedy(tokens, max_prompt_length=256, kv_cache_size=512, eos_tokens=[stop])
+    given = dict(rollout_actor=model, tokenizer=words, rollout_config=config, lanes=rows)
+    engines = {"tunix": vanilla(model, 512, words)}
+    engines |= {name: EagleRollout(drafter=drafter, **given) for name, drafter in drafters.items()}
+    written = {name: texts(engine.generate(prompts, config)) for name, engine in engines.items()}  # compiles
+    seconds = {name: [] for name in engines}
+    for name in list(engines) * repetitions:
+        start = time.perf_counter()
+        engines[name].generate(prompts, config)
+        seconds[name].append(time.perf_counter() - start)
+    return {
+        name: {
+            "tokens": (count := sum(map(len, written[name]))),
+            "tokens per second": round(count / min(seconds[name]), 1),
+            "texts of tunix": sum(map(list.__eq__, written[name], written["tunix"])) / rows,
+        }
+        for name in engines
+    }
+
+
+if __name__ == "__main__":
+    parts = {"logits": logits, "layers": layers, "rollout": rollout, "grpo": grpo, "speed": speed}
+    print(json.dumps(parts[sys.argv[1]](*sys.argv[2:])))
