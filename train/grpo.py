@@ -12,8 +12,8 @@ head of "adapted" on their hidden states. Drafters:
 - history: prompt lookup in the replies of the last two rounds to the same questions.
 - adapted+history: the chain of the lookup under the trees of the adapted head.
 
-The reward has degrees, because the bundled target is weak (`train.loop.policy.reward`). OUT/result.json has a record per
-step and is written after each. Ctrl-C ends the run after the step in progress. The last line of output is one JSON
+The reward has degrees, because the bundled target is weak (`train.loop.policy.reward`). OUT/result.json has a record
+per step and is written after each. Ctrl-C ends the run after the step in progress. The last line of output is one JSON
 object. Status 1: texts differed.
 """
 
@@ -40,10 +40,12 @@ from eagle_jax.data.chat import chat_ids, with_stop_ids
 from eagle_jax.runtime.compilation import machine, revision, use_compilation_cache
 from eagle_jax.runtime.rollouts import RolloutOutput
 from eagle_jax.training import Frozen, HeadTrainState, Objective, adapt, pack_replies, rollout_taps
+from eagle_jax.viz import panels
 from infer import REPOSITORY
 from infer.common.interrupts import stop_event
 from infer.common.programs import at_least_one, check_seed, listed, not_negative, run
 from infer.common.timing import time_interleaved
+from train.loop.figures import grpo_figure, png_of
 from train.loop.places import alone_in
 from train.loop.policy import (
     Samples,
@@ -89,6 +91,7 @@ class Args:
     # drafters to compare, of plain, frozen, adapted, history and adapted+history
     drafters: str = "frozen,adapted,history,adapted+history"
     times: bool = False  # also time the rollouts of every drafter and of plain decoding, twice, in turns
+    figure: bool = False  # also draw OUT/grpo.png at the end (needs matplotlib)
     seed: int = 0  # seed of questions and draws
 
 
@@ -140,13 +143,14 @@ class Loop:
     def _questions(self) -> tuple[list[Any], list[list[int]]]:
         """Returns the first questions that are short enough, and their prompts."""
         args = self.args
-        found = arithmetic(args.questions, args.seed) if args.prompts is None else read_reference_questions(args.prompts)
+        given = args.prompts
+        found = arithmetic(args.questions, args.seed) if given is None else read_reference_questions(given)
         texts = ((one, chat_ids(self.tokenizer, [{"role": "user", "content": one.text}])) for one in found)
         kept = [(one, prompt) for one, prompt in texts if len(prompt) <= args.max_prompt][: args.questions]
         if len(kept) < args.questions:
             raise ValueError(
-                f"--questions must be at most the {len(kept)} prompts of at most --max-prompt {args.max_prompt} tokens, "
-                f"got {args.questions}. Lower it, or raise --max-prompt."
+                f"--questions must be at most the {len(kept)} prompts of at most --max-prompt {args.max_prompt} "
+                f"tokens, got {args.questions}. Lower it, or raise --max-prompt."
             )
         return [one for one, _ in kept], [prompt for _, prompt in kept]
 
@@ -202,13 +206,12 @@ class Loop:
         answers = [self.questions[start + row // args.samples].answer for row in range(len(texts))]
         rewards = np.array(list(map(reward, texts, ended, answers)))
         width = max(map(len, self.prompts)) + args.max_new_tokens
-        lengths = [len(prompt) for prompt in prompts for _ in range(args.samples)]
         assert out.log_probs is not None
         # The packing needs features; a policy alone needs none.
         features = out.features or [np.zeros((0, config.hidden_size), np.float32)] * len(texts)
         rollouts = pack_replies(prompts, out.tokens, features, config.hidden_size, width)
         samples = Samples(
-            rollouts.texts.tokens, rollouts.texts.supervised, place_replies(lengths, out.log_probs, width),
+            rollouts.texts.tokens, rollouts.texts.supervised, place_replies(rollouts.texts.supervised, out.log_probs),
             jnp.asarray(advantages(rewards.reshape(-1, args.samples)).reshape(-1)),
         )  # fmt: skip
         record: dict[str, Any] = {
@@ -236,6 +239,8 @@ class Loop:
 def main(args: Args) -> int:
     """Trains, writes the result after every step, and returns the exit status."""
     names = check(args)
+    if args.figure:
+        panels(1)  # raises without matplotlib
     with alone_in(args.out, ("result.json",), "a directory of train.grpo"), contextlib.ExitStack() as stack:
         loop = Loop(args, names)
         stop = stack.enter_context(stop_event())
@@ -250,6 +255,8 @@ def main(args: Args) -> int:
             if stop.is_set():
                 logging.info("stopped after step %d", number)
                 break
+        if args.figure:
+            write_whole(args.out / "grpo.png", png_of(grpo_figure(steps)))
     print(json.dumps(summary(steps)))
     return 130 if stop.is_set() else int(any(step["different"] for step in steps))
 

@@ -125,13 +125,10 @@ class Samples(NamedTuple):
     advantage: Float[Array, " J"]
 
 
-def place_replies(
-    lengths: Sequence[int], log_probs: Sequence[Float[np.ndarray, " n"]], width: int
-) -> Float[Array, "J T"]:
-    """Returns log-probabilities of replies at their places in texts of `width` tokens, behind prompts of `lengths`."""
-    placed = np.zeros((len(lengths), width), np.float32)
-    for row, (start, values) in enumerate(zip(lengths, log_probs, strict=True)):
-        placed[row, start : start + len(values)] = values
+def place_replies(is_reply: Bool[Array, "J T"], log_probs: Sequence[Float[np.ndarray, " n"]]) -> Float[Array, "J T"]:
+    """Returns the log-probabilities of J replies at the places of their tokens, and 0 elsewhere."""
+    placed = np.zeros(is_reply.shape, np.float32)
+    placed[np.asarray(is_reply)] = np.concatenate(log_probs)
     return jnp.asarray(placed)
 
 
