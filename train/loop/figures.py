@@ -24,15 +24,15 @@ def grpo_figure(steps: Sequence[Mapping[str, Any]]) -> Any:
     at = [step["step"] for step in steps]
     for place, name in enumerate(("reward", "ended", "correct")):
         left.plot(at, running_mean([step[name] for step in steps]), color=style(place)["color"], label=name)
-    middle.plot(at, running_mean([step["tokens"] for step in steps]), color="black", label="tokens per reply")
+    middle.plot(at, running_mean([step["tokens"] for step in steps]), color="0.3")
     for place, name in enumerate(steps[0]["tau"]):
         values, colour = [step["tau"][name] for step in steps], style(place + 3)["color"]
         right.plot(at, values, color=colour, alpha=0.25, linewidth=0.8)
         right.plot(at, running_mean(values), color=colour, linewidth=1.6, label=f"tau, {name}")
-    for axes, what in ((left, "of replies"), (middle, "tokens per reply"), (right, "tau, tokens per target pass")):
+    for axes, what in ((left, "reward, share of replies"), (middle, "tokens per reply"), (right, "tau, tokens per target pass")):
         axes.set_ylim(bottom=0)
         name_axes(axes, "step of the policy", what)
-    return legend_below(figure, left, middle, right)
+    return legend_below(figure, left, right)
 
 
 def running_mean(values: Sequence[float]) -> list[float]:
