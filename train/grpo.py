@@ -41,7 +41,6 @@ from eagle_jax.runtime.compilation import machine, revision, use_compilation_cac
 from eagle_jax.runtime.rollouts import RolloutOutput
 from eagle_jax.training import Frozen, HeadTrainState, Objective, adapt, pack_replies, rollout_taps
 from eagle_jax.viz import panels
-from infer import REPOSITORY
 from infer.common.interrupts import stop_event
 from infer.common.programs import at_least_one, check_seed, listed, not_negative, run
 from infer.common.timing import time_interleaved
@@ -246,7 +245,7 @@ def main(args: Args) -> int:
         stop = stack.enter_context(stop_event())
         settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
         del settings["out"]
-        result: dict[str, Any] = {"settings": settings, "machine": machine(), "revision": revision(REPOSITORY)}
+        result: dict[str, Any] = {"settings": settings, "machine": machine(), "revision": revision(Path(__file__).parent)}
         result["steps"] = steps = list[dict[str, Any]]()
         for number in range(args.steps):
             steps.append(loop.step(number))

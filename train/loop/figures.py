@@ -29,7 +29,8 @@ def grpo_figure(steps: Sequence[Mapping[str, Any]]) -> Any:
         values, colour = [step["tau"][name] for step in steps], style(place + 3)["color"]
         right.plot(at, values, color=colour, alpha=0.25, linewidth=0.8)
         right.plot(at, running_mean(values), color=colour, linewidth=1.6, label=f"tau, {name}")
-    for axes, what in ((left, "reward, share of replies"), (middle, "tokens per reply"), (right, "tau, tokens per target pass")):
+    whats = ("reward, share of replies", "tokens per reply", "tau, tokens per target pass")
+    for axes, what in zip((left, middle, right), whats, strict=True):
         axes.set_ylim(bottom=0)
         name_axes(axes, "step of the policy", what)
     return legend_below(figure, left, right)

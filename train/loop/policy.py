@@ -65,15 +65,15 @@ def read_reference_questions(path: Path) -> list[Question]:
         except SkippedRow as error:
             reason = str(error)
             continue
-        roles = [] if isinstance(parsed, str) else [message["role"] for message in parsed.messages]
-        if roles[:2] != ["user", "assistant"]:
+        messages = [] if isinstance(parsed, str) else parsed.messages
+        if [message["role"] for message in messages[:2]] != ["user", "assistant"]:
             reason = "a row without a question and its answer"
             continue
-        answer = number_of(parsed.messages[1]["content"])
+        answer = number_of(messages[1]["content"])
         if answer is None:
             reason = "an answer without a number"
             continue
-        found.append(Question(parsed.messages[0]["content"], answer))
+        found.append(Question(messages[0]["content"], answer))
     if not found:
         raise ValueError(
             f"--prompts {path} must hold questions with a number as answer, got {reason}. "
