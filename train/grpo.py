@@ -245,7 +245,8 @@ def main(args: Args) -> int:
         stop = stack.enter_context(stop_event())
         settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
         del settings["out"]
-        result: dict[str, Any] = {"settings": settings, "machine": machine(), "revision": revision(Path(__file__).parent)}
+        result: dict[str, Any] = {"settings": settings, "machine": machine()}
+        result["revision"] = revision(Path(__file__).parent)
         result["steps"] = steps = list[dict[str, Any]]()
         for number in range(args.steps):
             steps.append(loop.step(number))
