@@ -1,0 +1,48 @@
+"""Draws what `train.grpo` recorded."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from eagle_jax.viz import legend_below, name_axes, panels, style
+
+WINDOW = 4
+"""Steps per mean: a round over the questions of the default run."""
+
+
+def grpo_figure(steps: Sequence[Mapping[str, Any]]) -> Any:
+    """Draws reward and length of replies, and tau of every drafter, over the steps; lines are running means.
+
+    Raises:
+      ValueError: matplotlib is not installed.
+    """
+    figure, (left, middle, right) = panels(3, width=4.2)
+    at = [step["step"] for step in steps]
+    for place, name in enumerate(("reward", "ended", "correct")):
+        left.plot(at, running_mean([step[name] for step in steps]), color=style(place)["color"], label=name)
+    middle.plot(at, running_mean([step["tokens"] for step in steps]), color="0.3")
+    for place, name in enumerate(steps[0]["tau"]):
+        values, colour = [step["tau"][name] for step in steps], style(place + 3)["color"]
+        right.plot(at, values, color=colour, alpha=0.25, linewidth=0.8)
+        right.plot(at, running_mean(values), color=colour, linewidth=1.6, label=f"tau, {name}")
+    whats = ("reward, share of replies", "tokens per reply", "tau, tokens per target pass")
+    for axes, what in zip((left, middle, right), whats, strict=True):
+        axes.set_ylim(bottom=0)
+        name_axes(axes, "step of the policy", what)
+    return legend_below(figure, left, right)
+
+
+def running_mean(values: Sequence[float]) -> list[float]:
+    """Returns the mean of every value and up to `WINDOW` - 1 before it."""
+    return [float(np.mean(values[max(0, end - WINDOW) : end])) for end in range(1, len(values) + 1)]
+
+
+def png_of(figure: Any) -> bytes:
+    """Returns a figure as PNG, without a date or version: equal figures give equal bytes."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=110, metadata={"Software": None})
+    return picture.getvalue()
