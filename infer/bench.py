@@ -66,7 +66,7 @@ class Args(RunArgs):
     by_cost: str | None = None  # trees of --methods to measure with their costs too
     repeats: int = 3  # timed runs, of which the median counts
     transformers: bool = True  # measure `transformers` generate too, if torch is installed
-    vllm: str | None = None  # Python of an environment with vLLM, to measure it too (installing it: docs/export.md)
+    vllm: str | None = None  # Python of an environment with vLLM, to measure it too (docs/benchmarks.md)
     vllm_dtypes: str = "float32,bfloat16"  # dtypes of vLLM's weights
     vllm_head: str | None = None  # head that `train.export` wrote, for vLLM in float32
     vllm_chain: int = 3  # tokens that it drafts
