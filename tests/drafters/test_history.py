@@ -120,6 +120,7 @@ def test_a_repeated_sample_is_drafted_at_full_length_without_a_new_program():
     assert eagle_jax.generate(tiny_target(), other, PROMPTS, **OPTIONS).tau < 2
 
 
+@pytest.mark.slow
 def test_streams_sessions_rollouts_and_meshes_draft_from_the_history():
     drafter = eagle_jax.prompt_lookup(tiny_target(), ngram=NGRAM, length=LENGTH, history=samples_of(PROMPTS, replies()))
     tau = eagle_jax.generate(tiny_target(), drafter, PROMPTS, **OPTIONS).tau

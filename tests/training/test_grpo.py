@@ -177,6 +177,7 @@ def test_a_run_records_every_drafter_on_the_same_texts(pair, tmp_path, capsys):
     assert (tmp_path / "out" / "grpo.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_steps_compile_nothing_and_change_policy_head_and_history(pair):
     args = train.grpo.Args(out=None, **SIZES)
     loop = train.grpo.Loop(args, train.grpo.check(args))
@@ -200,6 +201,7 @@ def test_steps_compile_nothing_and_change_policy_head_and_history(pair):
     assert samples[0][0][:8] == loop.prompts[0][-8:]
 
 
+@pytest.mark.slow
 def test_the_policy_learns_a_reward(pair, monkeypatch):
     """Replies shall be ASCII, as half of the random policy's tokens are."""
     monkeypatch.setattr(train.grpo, "reward", lambda text, ended, answer: float(sum(map(str.isascii, text))))
@@ -210,6 +212,7 @@ def test_the_policy_learns_a_reward(pair, monkeypatch):
     assert loop.head_state.head is loop.head.params["head"], "no drafter is adapted"
 
 
+@pytest.mark.slow
 def test_texts_that_differ_are_counted_and_fail_the_run(pair, tmp_path, capsys, monkeypatch):
     original = eagle_jax.rollout
 
@@ -225,6 +228,7 @@ def test_texts_that_differ_are_counted_and_fail_the_run(pair, tmp_path, capsys, 
     assert [step["different"] for step in result["steps"]] == [1, 1] and last["different"] == 2
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_steps_so_far(pair, tmp_path, capsys, monkeypatch):
     original = train.grpo.Loop.step
 

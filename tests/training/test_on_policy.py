@@ -94,6 +94,7 @@ def test_parts_and_meshes_change_no_update(micro, mesh):
         update(state_of(head, tx), frozen_of(head), rollouts, micro=3)
 
 
+@pytest.mark.slow
 def test_updates_on_rollouts_raise_acceptance_without_new_programs():
     target, prompts = tiny_target(), random_prompts([6] * 16, 12, seed=5)
     head = tiny_head("eagle3", TREE)
