@@ -45,7 +45,8 @@ def join_projections(params: Params) -> Params:
     def joined(node: Any) -> Any:
         if not isinstance(node, dict) or is_quantised(node):
             return node
-        out = {name: joined(part) for name, part in node.items()}
+        # Stacks of experts look like matrices with groups.
+        out = {name: part if name == "experts" else joined(part) for name, part in node.items()}
         for name, parts in JOINED.items():
             if all(part in out for part in parts) and _alike([out[part] for part in parts]):
                 out[name] = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *[out.pop(part) for part in parts])

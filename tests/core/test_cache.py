@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from eagle_jax.core.cache import commit
 from eagle_jax.core.types import CycleCost, NewKV, empty_cache
 from eagle_jax.runtime.generation import generate_program, request_of
+from eagle_jax.runtime.request import with_taps
 from tests import oracles
 from tests.models import DRAFTERS, random_prompts, tiny_target
 
@@ -101,12 +102,11 @@ def test_no_loop_copies_kept_features():
     assert any(name.endswith(",48]") for name in found), "the buffer was not among the arrays that were checked"
 
 
-def check_copies(method, windows, cycle_cost, **options):
+def check_copies(method, windows, cycle_cost, taps=None):
     target = tiny_target(windows=windows)
     drafter = None if method == "plain" else DRAFTERS[method](target)
-    request = request_of(
-        target, drafter, random_prompts([300, 290], 12), max_new_tokens=8, cycle_cost=cycle_cost, **options
-    )
+    request = request_of(target, drafter, random_prompts([300, 290], 12), max_new_tokens=8, cycle_cost=cycle_cost)
+    request = with_taps(request, taps, target.config)
     lowered = generate_program.lower(*request)
     computations = re.split(r"\n(?=(?:%|ENTRY)[^\n]*\{\n)", lowered.compile().as_text())
     loops = [text for text in computations if not text.startswith(("ENTRY", "%fused", "HloModule"))]
