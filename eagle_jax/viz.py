@@ -208,6 +208,13 @@ def plot_calibration(
     name_axes(axes, "confidence of the draft", "accepted of reached nodes")
 
 
+def png(figure: Any) -> bytes:
+    """Returns a figure as PNG, without a date or version: equal figures give equal bytes."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120, metadata={"Software": None})
+    return picture.getvalue()
+
+
 def panels(
     count: int, width: float = 4.6, share: bool = False, columns: int = 4, size: tuple[float, float] | None = None
 ) -> tuple[Any, list[Any]]:
@@ -228,9 +235,7 @@ def panels(
 
     class Shown(Figure):
         def _repr_png_(self) -> bytes:  # shown by notebooks with any backend
-            picture = io.BytesIO()
-            self.savefig(picture, format="png", dpi=110, metadata={"Software": None})
-            return picture.getvalue()
+            return png(self)
 
     count = max(1, count)
     rows = -(-count // columns)

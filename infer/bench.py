@@ -40,7 +40,7 @@ from eagle_jax.runtime.compilation import forget_programs, use_compilation_cache
 from eagle_jax.runtime.drafters import TreeDrafter
 from infer.common.labels import PLAIN
 from infer.common.methods import NOTHING
-from infer.common.peers import hugging_face, saved_for_vllm, vllm_methods
+from infer.common.peers import hugging_face, vllm_methods
 from infer.common.programs import at_least_one, listed, run
 from infer.common.results import Group, Result
 from infer.common.runs import Run, RunArgs, prepare, turns
@@ -79,6 +79,10 @@ def main(args: Args) -> dict[str, Any]:
     dtypes = listed(args, "vllm_dtypes", str)
     if args.vllm_head is not None and args.vllm is None:
         raise ValueError("--vllm-head must come with --vllm, the Python of an environment with vLLM. Give it.")
+    if args.vllm is not None and args.weights is not None:
+        raise ValueError(
+            f"--vllm must come without --weights, got {args.weights}: vLLM runs on float weights. Leave one out."
+        )
     batches = listed(args, "batches", int, 1)
     current = prepare(args, Result, free=["batches"])
     for task in current.tasks:
@@ -104,8 +108,7 @@ def main(args: Args) -> dict[str, Any]:
         print("torch is not installed (pip install -e '.[test]'): transformers is not measured beside the engine")
     drafts |= {label + BY_COST: drafts[label] for label in trees}
     if args.vllm is not None:
-        with saved_for_vllm(current.target) as model:
-            found = vllm_methods(args.vllm, current.target, model, dtypes, args.vllm_head, args.vllm_chain)
+        found = vllm_methods(args.vllm, current.target, dtypes, args.vllm_head, args.vllm_chain)
         makers |= {label: make for label, (make, _) in found.items()}
         drafts |= {label: draft for label, (_, draft) in found.items()}
     costs: dict[tuple[float, int], dict[str, CycleCost]] = {}

@@ -40,11 +40,11 @@ from eagle_jax.data.chat import chat_ids, with_stop_ids
 from eagle_jax.runtime.compilation import machine, revision, use_compilation_cache
 from eagle_jax.runtime.rollouts import RolloutOutput
 from eagle_jax.training import Frozen, HeadTrainState, Objective, adapt, pack_replies, rollout_taps
-from eagle_jax.viz import panels
+from eagle_jax.viz import panels, png
 from infer.common.interrupts import stop_event
 from infer.common.programs import at_least_one, check_seed, listed, not_negative, run
 from infer.common.timing import time_interleaved
-from train.loop.figures import grpo_figure, png_of
+from train.loop.figures import grpo_figure
 from train.loop.places import alone_in
 from train.loop.policy import (
     Samples,
@@ -256,7 +256,7 @@ def main(args: Args) -> int:
                 logging.info("stopped after step %d", number)
                 break
         if args.figure:
-            write_whole(args.out / "grpo.png", png_of(grpo_figure(steps)))
+            write_whole(args.out / "grpo.png", png(grpo_figure(steps)))
     print(json.dumps(summary(steps)))
     return 130 if stop.is_set() else int(any(step["different"] for step in steps))
 

@@ -155,7 +155,7 @@ class EagleRollout(BaseRollout):
         new = self._importer(leaves_by_path(params), old=self._target.params)
         self._target = dataclasses.replace(self._target, params=new)
         if self._drafter is not None:
-            self._drafter = dataclasses.replace(self._drafter, target=self._target)
+            self._drafter = self._drafter.rebind(self._target)
 
     def pad_id(self) -> int:
         """Returns the tokenizer's pad token."""

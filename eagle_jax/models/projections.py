@@ -6,7 +6,8 @@ accept both layouts. Files, training and meshes have the projections one by one:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -31,8 +32,8 @@ def project(
       sizes: outputs of every projection. linear: `(size, name) -> nn.Module`, a projection of so many outputs.
     """
     if module.has_variable("params", name):
-        ends = [sum(sizes[: place + 1]) for place in range(len(sizes) - 1)]
-        return jnp.split(linear(sum(sizes), name=name)(x), ends, axis=-1)
+        whole = linear(sum(sizes), name=name)(x)
+        return jnp.split(whole, list(itertools.accumulate(sizes))[:-1], axis=-1)
     return [linear(size, name=part)(x) for size, part in zip(sizes, JOINED[name], strict=True)]
 
 
@@ -42,48 +43,45 @@ def join_projections(params: Params) -> Params:
     Projections that are quantised unlike one another stay separate, and so do those of experts.
     """
 
-    def joined(node: Any) -> Any:
-        if not isinstance(node, dict) or is_quantised(node):
-            return node
-        # Stacks of experts look like matrices with groups.
-        out = {name: part if name == "experts" else joined(part) for name, part in node.items()}
+    def joined(node: dict[str, Any]) -> None:
         for name, parts in JOINED.items():
-            if all(part in out for part in parts) and _alike([out[part] for part in parts]):
-                out[name] = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *[out.pop(part) for part in parts])
-        return out
+            if all(part in node for part in parts) and _alike([node[part] for part in parts]):
+                node[name] = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *[node.pop(part) for part in parts])
 
-    return joined(params)
-
-
-def _alike(parts: Sequence[Any]) -> bool:
-    """Returns whether the parts are those of linear layers and differ in the number of rows alone."""
-
-    def form(part: Any) -> Any:
-        leaves, structure = jax.tree.flatten(part)
-        return structure, [(leaf.shape[1:], leaf.dtype) for leaf in leaves]
-
-    linear = isinstance(parts[0], Mapping) and "weight" in parts[0]
-    is_matrix = linear and (is_quantised(parts[0]["weight"]) or parts[0]["weight"].ndim == 2)
-    return is_matrix and all(form(part) == form(parts[0]) for part in parts)
+    return _rewritten(params, joined)
 
 
 def split_projections(params: Params, config: DecoderConfig) -> Params:
     """Returns the parameters of a decoder or of one of its layers with every projection by itself."""
-    keys = config.num_kv_heads * config.head_dim
-    outputs = {"qkv_proj": (config.num_heads * config.head_dim, keys), "gate_up_proj": (config.intermediate_size,)}
+    query, keys = (count * config.head_dim for count in (config.num_heads, config.num_kv_heads))
+    ends = {"qkv_proj": (0, query, query + keys, None), "gate_up_proj": (0, config.intermediate_size, None)}
 
-    def split(node: Any) -> Any:
-        if not isinstance(node, dict) or is_quantised(node):
-            return node
-        out = {name: split(part) for name, part in node.items()}
-        for name, parts in JOINED.items():
-            if name not in out:
-                continue
-            whole, start = out.pop(name), 0
-            for part, size in zip(parts, (*outputs[name], None), strict=True):
-                end = None if size is None else start + size
-                out[part] = jax.tree.map(lambda leaf, rows=slice(start, end): leaf[rows], whole)
-                start = end or 0
-        return out
+    def separate(node: dict[str, Any]) -> None:
+        for name in JOINED.keys() & node.keys():
+            whole = node.pop(name)
+            for part, rows in zip(JOINED[name], itertools.starmap(slice, itertools.pairwise(ends[name])), strict=True):
+                node[part] = jax.tree.map(lambda leaf, rows=rows: leaf[rows], whole)
 
-    return split(params)
+    return _rewritten(params, separate)
+
+
+def _rewritten(node: Any, change: Callable[[dict[str, Any]], None]) -> Any:
+    """Returns a copy of nested dicts, each of which `change` edited, inner ones first.
+
+    Experts stay as they are: their stacks look like matrices with groups.
+    """
+    if not isinstance(node, dict) or is_quantised(node):
+        return node
+    out = {name: part if name == "experts" else _rewritten(part, change) for name, part in node.items()}
+    change(out)
+    return out
+
+
+def _alike(parts: Sequence[Params]) -> bool:
+    """Returns whether linear layers differ in the number of outputs alone."""
+
+    def form(part: Params) -> Any:
+        leaves, structure = jax.tree.flatten(part)
+        return structure, [(leaf.shape[1:], leaf.dtype) for leaf in leaves]
+
+    return all(form(part) == form(parts[0]) for part in parts)

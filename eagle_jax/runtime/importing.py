@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,6 +30,7 @@ class Importer:
         if mesh is not None:
             check_mesh(mesh)
         self.names, self.config, self.dtype, self.mesh = names, config, dtype, mesh
+        self._checked: set[frozenset[tuple[str, tuple[int, ...]]]] = set()  # shapes of leaves that passed
 
         def local(leaves: Mapping[str, Any]) -> Params:
             return import_params(names, leaves, config, dtype)
@@ -57,12 +59,21 @@ class Importer:
           CheckpointError: a leaf is missing, unknown or has another shape; raised before anything is compiled.
           ConfigError: the mesh does not divide a parameter. MemoryError: the parameters do not fit in device memory.
         """
-        check_leaves(self.names, leaves, self.config)
+        shapes = frozenset((path, tuple(leaf.shape)) for path, leaf in leaves.items())
+        if shapes not in self._checked:  # the check traces every rule, which an update of a policy need not wait for
+            check_leaves(self.names, leaves, self.config)
+            self._checked.add(shapes)
         with loading_errors("a model", size_of(dict(leaves))):
             if self.mesh is not None and not _are_on(leaves, self.mesh):
                 params = self.local_program(leaves)  # a program runs on one set of devices
                 return jax.device_put(params, param_shardings(params, self.mesh))
             return self.first_program(leaves) if old is None else self.update_program(old, leaves)
+
+
+@functools.lru_cache(maxsize=16)
+def importer_of(names: Names, config: DecoderConfig, dtype: str | None, mesh: Mesh | None) -> Importer:
+    """Returns an importer; equal arguments give the same object, so a second import compiles nothing."""
+    return Importer(names, config, dtype, mesh)
 
 
 def _are_on(leaves: Mapping[str, Any], mesh: Mesh) -> bool:

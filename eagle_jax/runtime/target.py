@@ -26,7 +26,7 @@ from eagle_jax.devices import loading_errors, size_of
 from eagle_jax.models import target_fn
 from eagle_jax.models.quantised import activation_dtype
 from eagle_jax.parallel import param_shardings, shard_target
-from eagle_jax.runtime.importing import Importer
+from eagle_jax.runtime.importing import importer_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -78,7 +78,7 @@ class Target:
           CheckpointError: a leaf is missing, is not in the table, or has another shape.
           ConfigError: the mesh does not divide the model. MemoryError: the parameters do not fit in device memory.
         """
-        params = Importer(names, config, dtype, mesh)(leaves_by_path(tree))
+        params = importer_of(names, config, dtype, mesh)(leaves_by_path(tree))
         own = activation_dtype(params)
         return cls(config, params, on_mesh(config, own, mesh), name, own, mesh)
 

@@ -9,7 +9,7 @@ import os
 import subprocess
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +90,9 @@ class Vllm:
     def __call__(self, prompts: list[list[int]], max_tokens: int, **options: Any) -> dict[str, Any]:
         """Generates; `options` are the other fields of a request of `vllm_program`."""
         assert self._process.stdin is not None
-        print(
-            json.dumps({"prompts": prompts, "max_tokens": max_tokens, **options}), file=self._process.stdin, flush=True
-        )
+        request = json.dumps({"prompts": prompts, "max_tokens": max_tokens, **options})
+        with contextlib.suppress(BrokenPipeError):  # the process has ended, which `_read` reports
+            print(request, file=self._process.stdin, flush=True)
         return self._read()
 
     def _read(self) -> dict[str, Any]:
@@ -110,29 +110,21 @@ def _end(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
-@contextlib.contextmanager
-def saved_for_vllm(target: eagle_jax.Target) -> Iterator[Path]:
-    """Writes a target's weights as float32 for vLLM; deletes them at the end. No tokenizer is needed."""
-    with tempfile.TemporaryDirectory() as folder:
-        save_target_checkpoint(target.config, target.params, Path(folder) / "target", "float32")
-        yield Path(folder) / "target"
-
-
 def vllm_methods(
-    python: str, target: eagle_jax.Target, model: Path, dtypes: Sequence[str], head: str | None, chain: int
+    python: str, target: eagle_jax.Target, dtypes: Sequence[str], head: str | None, chain: int
 ) -> dict[str, tuple[Callable[[int, float], Method], Draft]]:
     """Starts vLLM with the target once per dtype, and in float32 with an exported head if there is one.
 
+    The weights are written as float32 to a temporary folder, until all engines have read them.
+
     Args:
-      model: folder of `saved_for_vllm`.
       head: folder of `train.export`. chain: tokens that it drafts.
 
     Raises:
       ValueError: as `Vllm`.
     """
     common = {
-        "model": str(model), "skip_tokenizer_init": True, "enable_prefix_caching": False,
-        "max_model_len": target.config.max_position,
+        "skip_tokenizer_init": True, "enable_prefix_caching": False, "max_model_len": target.config.max_position,
     }  # fmt: skip
     engines: dict[str, tuple[dict[str, Any], Draft]] = {
         f"vllm@{dtype}": ({"dtype": dtype}, NOTHING) for dtype in dtypes
@@ -140,8 +132,9 @@ def vllm_methods(
     if head is not None:
         draft = Draft(f"chain of {chain}", "deterministic", chain + 1, head)
         config = {"method": "eagle3", "model": head, "num_speculative_tokens": chain}
-        own = {"speculative_config": config, "per_request_spec_decode_metrics": "detailed"}
-        engines[f"vllm@chain{chain}"] = {"dtype": "float32"} | own, draft
+        engines[f"vllm@chain{chain}"] = (
+            {"dtype": "float32", "speculative_config": config, "per_request_spec_decode_metrics": "detailed"}, draft
+        )  # fmt: skip
     # Without this, vLLM leaves a core to a server that does not run here.
     threads = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", f"0-{(os.cpu_count() or 1) - 1}")
     stops = sorted(target.config.eos_ids)
@@ -158,7 +151,11 @@ def vllm_methods(
 
         return Method(functools.partial(run, tokens=max_new_tokens), functools.partial(run, tokens=1))
 
-    started = {
-        name: Vllm(python, common | engine, VLLM_CPU_OMP_THREADS_BIND=threads) for name, (engine, _) in engines.items()
-    }
-    return {name: (functools.partial(method, engine), engines[name][1]) for name, engine in started.items()}
+    found: dict[str, tuple[Callable[[int, float], Method], Draft]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "target"
+        save_target_checkpoint(target.config, target.params, model, "float32")
+        for name, (own, draft) in engines.items():
+            engine = Vllm(python, common | own | {"model": str(model)}, VLLM_CPU_OMP_THREADS_BIND=threads)
+            found[name] = functools.partial(method, engine), draft
+    return found

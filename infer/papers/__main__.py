@@ -18,9 +18,10 @@ from typing import Annotated, Any
 import tyro
 
 from eagle_jax.checkpoints import write_whole
+from eagle_jax.viz import png
 from infer.common.programs import can_write, run
 from infer.common.tables import table
-from infer.papers import drafting, figures, speed
+from infer.papers import drafting, speed
 from infer.papers.sources import gather
 
 
@@ -49,7 +50,7 @@ def main(args: Args) -> dict[str, Any]:
         titles.append(section.title)
         parts += [f"## {section.title}", section.text, *section.tables]
         for name, draw in section.figures.items():
-            write_whole(args.out / name, figures.png(draw()))
+            write_whole(args.out / name, png(draw()))
             pictures.append(name)
             parts.append(f"![{name.removesuffix('.png')}]({name})")
     write_whole(args.out / "report.md", "\n\n".join(parts) + "\n")

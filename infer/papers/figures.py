@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,13 +11,6 @@ from eagle_jax.viz import COLOURS, legend_below, name_axes, panels, plot_calibra
 
 Curves = Mapping[str, Mapping[Any, float | None]]
 """Points of every line by its name: y by x. None leaves a point out."""
-
-
-def png(figure: Any) -> bytes:
-    """Returns a figure as PNG, without a date or version: equal figures give equal bytes."""
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=120, metadata={"Software": None})
-    return picture.getvalue()
 
 
 def bars(cells: Sequence[Any], title: Callable[[str], str]) -> Any:

@@ -51,6 +51,8 @@ def test_an_engine_that_ends_is_an_error_with_its_last_lines(start):
     engine = start()
     with pytest.raises(ValueError, match=r"(?s)^vLLM ended before it answered.*a line of vLLM"):
         engine([[0]], 3)
+    with pytest.raises(ValueError, match=r"^vLLM ended before it answered"):  # and so does every later request
+        engine([[1]], 3)
 
 
 def test_a_python_that_is_missing_is_an_error(tmp_path):
@@ -58,6 +60,8 @@ def test_a_python_that_is_missing_is_an_error(tmp_path):
         Vllm(tmp_path / "nowhere", {"model": "m"})
 
 
-def test_a_head_for_vllm_needs_vllm(tmp_path):
+def test_options_of_vllm_that_contradict_are_errors(tmp_path):
+    with pytest.raises(ValueError, match=r"^--vllm must come without --weights, got int8"):
+        main(Args(vllm=sys.executable, weights="int8", out=tmp_path))
     with pytest.raises(ValueError, match=r"^--vllm-head must come with --vllm"):
         main(Args(vllm_head="head", out=tmp_path))

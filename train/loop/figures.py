@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,10 +38,3 @@ def grpo_figure(steps: Sequence[Mapping[str, Any]]) -> Any:
 def running_mean(values: Sequence[float]) -> list[float]:
     """Returns the mean of every value and up to `WINDOW` - 1 before it."""
     return [float(np.mean(values[max(0, end - WINDOW) : end])) for end in range(1, len(values) + 1)]
-
-
-def png_of(figure: Any) -> bytes:
-    """Returns a figure as PNG, without a date or version: equal figures give equal bytes."""
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=110, metadata={"Software": None})
-    return picture.getvalue()

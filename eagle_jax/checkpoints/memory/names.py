@@ -87,15 +87,16 @@ def check_leaves(names: Names, leaves: Mapping[str, Any], config: DecoderConfig,
     Raises:
       CheckpointError: a leaf is missing, is not in the table or has another shape.
     """
-    used = {source for _, source, _ in _matches(names, leaves, config, where)}
+    matches, shapes = _matches(names, leaves, config, where), expected_shapes(config)
+    used = {source for _, source, _ in matches}
     ignored = [path for path in leaves if any(re.fullmatch(pattern, path) for pattern in names.ignored)]
     if unused := sorted(set(leaves) - used - set(ignored)):
         raise CheckpointError(
             f"{where}: parameters must be those of {config.architecture}, got {unused[0]!r} ({len(unused)} unknown). "
             "Merge adapters such as LoRA into the weights, or add the name to the table."
         )
-    for path, source, leaf in _matches(names, leaves, config, where):
-        expected = expected_shapes(config)[path]
+    for path, source, leaf in matches:
+        expected = shapes[path]
         try:
             found = jax.eval_shape(lambda array, leaf=leaf: _converted(leaf, array, config), _shape(leaves[source]))
         except (TypeError, ValueError, IndexError):
