@@ -16,8 +16,8 @@ from eagle_jax.models import Decoder, init_params
 from eagle_jax.models.projections import JOINED, join_projections, split_projections
 from eagle_jax.models.quantised import quantise_params
 from eagle_jax.parallel import make_mesh
-from eagle_jax.training.initialisation import fresh_draft_model
-from tests.models import tiny_target
+from eagle_jax.training.initialisation import fresh_draft_model, fresh_head
+from tests.models import TREES, tiny_head, tiny_target
 
 LLAMA = tiny_target().config
 CONFIGS = {
@@ -89,3 +89,12 @@ def test_a_draft_model_begins_with_separate_projections_of_the_targets_layers():
     small = fresh_draft_model(target.config.with_layers(1), jax.random.key(0), target.params, (1,))
     _, separate = load_target_checkpoint(bundled("target"), "float32")
     jax.tree.map(np.testing.assert_array_equal, small["layers_0"], separate["layers_1"])
+
+
+def test_a_head_begins_with_the_same_layer_of_either_layout():
+    config, params = tiny_head("eagle3", TREES["k2n6"]).config, drawn(LLAMA)
+    heads = [
+        fresh_head(config, jax.random.key(2), target, jnp.zeros(12, jnp.int32), copied_layer=1)
+        for target in (params, join_projections(params))
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *heads)

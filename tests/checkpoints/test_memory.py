@@ -20,7 +20,7 @@ import eagle_jax
 from eagle_jax import CheckpointError, ConfigError, Target
 from eagle_jax.checkpoints.memory import Leaf, Names, leaves_by_path, maxtext_names, tunix_config, tunix_names
 from eagle_jax.parallel import make_mesh, param_shardings
-from eagle_jax.runtime.importing import Importer
+from eagle_jax.runtime.importing import Importer, importer_of
 from tests.checkpoints.memory_layouts import (
     FAMILIES,
     GEMMA,
@@ -219,6 +219,17 @@ def test_an_update_writes_into_the_old_buffers_without_compiling():
     check_same(importer(leaves[2], old=updated), drawn(config, 2))
     assert importer.update_program._cache_size() == 1
     assert not any(leaf.is_deleted() for tree in leaves for leaf in tree.values())
+
+
+def test_a_second_import_compiles_nothing_and_is_checked():
+    config = dataclasses.replace(FAMILIES["Qwen3"], max_position=60)  # of this test alone
+    models = [tunix_model("Qwen3", config, drawn(config, seed)) for seed in range(2)]
+    for seed, model in enumerate(models):
+        check_same(Target.from_tunix(model, max_position=60, eos_ids=config.eos_ids).params, drawn(config, seed))
+    assert importer_of(tunix_names(models[0]), config, None, None).first_program._cache_size() == 1
+    models[0].final_norm.w = nnx.Param(jnp.ones(3))
+    with pytest.raises(CheckpointError, match="final_norm/w must have a shape"):
+        Target.from_tunix(models[0], max_position=60, eos_ids=config.eos_ids)
 
 
 def test_the_source_may_be_deleted():

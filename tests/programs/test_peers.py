@@ -60,7 +60,8 @@ def test_a_python_that_is_missing_is_an_error(tmp_path):
         Vllm(tmp_path / "nowhere", {"model": "m"})
 
 
-def test_options_of_vllm_that_contradict_are_errors(tmp_path):
+def test_options_of_vllm_that_contradict_are_errors(tmp_path, monkeypatch):
+    monkeypatch.setattr("infer.bench.prepare", lambda *_, **__: pytest.fail("went on to load the target"))
     with pytest.raises(ValueError, match=r"^--vllm must come without --weights, got int8"):
         main(Args(vllm=sys.executable, weights="int8", out=tmp_path))
     with pytest.raises(ValueError, match=r"^--vllm-head must come with --vllm"):
