@@ -35,6 +35,7 @@ from eagle_jax import DraftHead, Target, TreeConfig, generate, load_demo, prompt
 from eagle_jax.assets import bundled_questions
 from eagle_jax.integrations.tunix import EagleRollout
 from eagle_jax.models import Decoder
+from eagle_jax.models.projections import split_projections
 from eagle_jax.runtime import rollouts
 from infer.common.tasks import load_task
 
@@ -288,7 +289,7 @@ def grpo(steps=3):
 
 def bundled_qwen2(target):
     """Returns the trained target of the package as a Qwen2 of tunix, whose biases are zero."""
-    config, params = target.config, target.params
+    config, params = target.config, split_projections(target.params, target.config)
     model = qwen2.Qwen2(qwen2.ModelConfig(
         num_layers=config.num_layers, vocab_size=config.vocab_size, embed_dim=config.hidden_size,
         hidden_dim=config.intermediate_size, num_heads=config.num_heads, head_dim=config.head_dim,
