@@ -15,8 +15,8 @@ every cycle verifies as much of the tree as pays, down to a plain step. If torch
 measured on the same weights; `--weights` leaves it out. `--vllm` does the same with vLLM, in its own environment.
 
 The program writes result.json and table.md to `out` after every measurement, and `--resume` continues a stopped run. It
-prints the tables and, last, one JSON object (fields: `infer/common/results.py`; `costs` of `--by-cost`, measured after
-the first prompts of the first task). `infer.papers` draws the figures.
+prints the tables and, last, one JSON object (fields: `infer/common/results.py`; the costs of `--by-cost` are measured
+after the first prompts of the first task). `infer.papers` draws the figures.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from infer.common.labels import PLAIN
 from infer.common.methods import NOTHING
 from infer.common.peers import hugging_face, vllm_methods
 from infer.common.programs import at_least_one, listed, run
-from infer.common.results import Group, Result
+from infer.common.results import Costs, Group, Result
 from infer.common.runs import Run, RunArgs, prepare, turns
 from infer.common.tables import markdown
 from infer.common.timing import Call, Method, cell, engine, time_repetitions
@@ -111,7 +111,6 @@ def main(args: Args) -> dict[str, Any]:
         found = vllm_methods(args.vllm, current.target, dtypes, args.vllm_head, args.vllm_chain)
         makers |= {label: make for label, (make, _) in found.items()}
         drafts |= {label: draft for label, (_, draft) in found.items()}
-    costs: dict[tuple[float, int], dict[str, CycleCost]] = {}
     names = [task.name for task in current.tasks]
     groups = [Group(*found) for found in itertools.product(names, current.temperatures, batches)]
     done = {one.group for one in current.result.cells}
@@ -123,12 +122,10 @@ def main(args: Args) -> dict[str, Any]:
         sizes = args.max_new_tokens, group.temperature
         methods = {label: make(*sizes) for label, make in makers.items()}
         if trees:
-            setting = group.temperature, group.batch
-            if setting not in costs:
-                costs[setting] = costs_of({label: drafters[label] for label in trees}, current, group, args)
+            costs = costs_of({label: drafters[label] for label in trees}, current, group, args)
             methods |= {
                 label + BY_COST: engine(current.target, drafters[label], *sizes, cost=cost)
-                for label, cost in costs[setting].items()
+                for label, cost in costs.items()
             }
         calls = measure(current, methods, group, args)
         if calls[PLAIN]:
@@ -139,11 +136,6 @@ def main(args: Args) -> dict[str, Any]:
         write_whole(args.out / "table.md", markdown(current.result))
     print(f"\n{markdown(current.result)}\n\nWritten: {current.path}, with every number of every question")
     report = {"result": str(current.path)} | msgspec.to_builtins(current.result)
-    if costs:
-        report["costs"] = [
-            {"temperature": heat, "batch": batch} | {label: dataclasses.asdict(cost) for label, cost in found.items()}
-            for (heat, batch), found in costs.items()
-        ]
     for one in report["cells"]:
         del one["by_question"], one["draft"], one["accepted"]  # the last line stays short
     print(json.dumps(report))
@@ -158,14 +150,25 @@ def has_costs(drafter: eagle_jax.BoundDrafter | None) -> bool:
 
 
 def costs_of(drafters: Mapping[str, Any], current: Run[Result], group: Group, args: Args) -> dict[str, CycleCost]:
-    """Measures the costs of trees after the first prompts of a task."""
+    """Returns the costs of trees after the first prompts of a task, measured once per temperature and batch size."""
+    known = {
+        one.label: CycleCost(one.rows, one.passes, one.level)
+        for one in current.result.costs
+        if (one.temperature, one.batch) == (group.temperature, group.batch)
+    }
+    if known:
+        return known
     questions = next(task.questions for task in current.tasks if task.name == group.task)
     first = next(turns(questions, current, args, group.batch))
     prompts = [Prompt(*pair) for pair in zip(first.prompts, first.keys, strict=True)]
     setting = Setting(len(prompts), group.temperature, args.max_new_tokens)
     by_tree = {label: {drafter.tree: drafter} for label, drafter in drafters.items()}
     costs = measure_costs(current.target, by_tree, prompts, setting, max(args.repeats, COST_REPEATS))
-    return {label: costs.parts(label, drafter.tree) for label, drafter in drafters.items()}
+    found = {label: costs.parts(label, drafter.tree) for label, drafter in drafters.items()}
+    current.result.costs += [
+        Costs(label, group.temperature, group.batch, **dataclasses.asdict(cost)) for label, cost in found.items()
+    ]
+    return found
 
 
 def measure(current: Run[Result], methods: Mapping[str, Method], group: Group, args: Args) -> dict[str, list[Call]]:

@@ -61,7 +61,7 @@ DRAFTERS = ("plain", "frozen", "adapted", "history", "adapted+history")
 ROUNDS = 2
 """Rounds over the questions whose replies are the history."""
 NGRAM = 8
-"""Tokens of the longest n-gram of lookups, and of a prompt before each reply of the history."""
+"""Tokens of the longest n-gram of lookups."""
 CLIP = 0.2
 """Bound of the ratio, as in the paper."""
 OBJECTIVE = Objective(steps=3, remat=False)
@@ -137,7 +137,7 @@ class Loop:
             eagle_jax.prompt_lookup(self.target, ngram=NGRAM, length=6, shortest=shortest, history=[])
             for shortest in (1, 3)
         ]
-        self.rounds: dict[int, list[list[list[int]]]] = {}  # by place of the questions
+        self.rounds: dict[int, list[list[list[int]]]] = {}  # replies, by place of the questions
 
     def _questions(self) -> tuple[list[Any], list[list[int]]]:
         """Returns the first questions that are short enough, and their prompts."""
@@ -155,9 +155,11 @@ class Loop:
 
     def drafters(self, start: int) -> dict[str, eagle_jax.BoundDrafter | None]:
         """Returns the drafters for the current policy; `start` is the place of its questions."""
-        history = [sample for samples in self.rounds.get(start, []) for sample in samples]
+        rounds, prompts = self.rounds.get(start, []), self.prompts[start : start + self.args.questions_per_step]
+        history = [sample for samples in rounds for sample in samples]
+        owners = [prompt for prompt in prompts for _ in range(self.args.samples)] * len(rounds)
         adapted = self._bind({**self.head.params, "head": self.head_state.head})
-        alone, chain = (lookup.with_history(history) for lookup in self.lookups)
+        alone, chain = (lookup.with_history(history, owners) for lookup in self.lookups)
         every = {
             "plain": None, "frozen": self._bind(self.head.params), "adapted": adapted, "history": alone,
             "adapted+history": adapted.with_lookup(chain),
@@ -193,8 +195,7 @@ class Loop:
         if args.times:
             record["seconds"] = {name: round(value, 4) for name, value in time_interleaved(calls, 2).items()}
         record |= self._train(start, prompts, out)
-        samples = [[*prompts[row // args.samples][-NGRAM:], *text] for row, text in enumerate(out.tokens)]
-        self.rounds[start] = [*self.rounds.get(start, []), samples][-ROUNDS:]
+        self.rounds[start] = [*self.rounds.get(start, []), out.tokens][-ROUNDS:]
         return record
 
     def _train(self, start: int, prompts: list[list[int]], out: RolloutOutput) -> dict[str, Any]:

@@ -5,12 +5,13 @@ https://github.com/apoorvumang/prompt-lookup-decoding). The text is a fixed buff
 compares the buffer with its shifts, without a loop over the text or work on the host.
 
 Earlier samples, the history, are a parameter that all rows share: new samples of the same size need no new program.
+Samples may name their prompt. Of equally long n-grams a row takes one in a sample of its own prompt.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -34,24 +35,50 @@ class LookupState(NamedTuple):
     length: Int[Array, " B"]
 
 
-SEPARATOR = -1
-"""Value of `history` between samples and in its padding; no token id."""
-LEAST_HISTORY = 1024
-"""Entries of the smallest history; larger ones have a power of two."""
+class History(NamedTuple):
+    """Earlier samples, one after another, each with `SEPARATOR` behind it, padded (`pack_history`).
 
-
-def pack_history(samples: Iterable[np.ndarray]) -> Int[np.ndarray, " E"]:
-    """Returns the history of samples, int32: one after another, each with `SEPARATOR` behind it, padded.
-
-    The size E is the next power of two, at least `LEAST_HISTORY`: samples of about the same length share a program.
+    Attributes:
+      tokens: [E] int32. owner: [E] int32, row of `prompts` that a token's sample answers.
+      prompts: [Q, P] int32, padded with `SEPARATOR`; a row of padding alone is a prompt of every text.
     """
-    parts = [np.append(np.asarray(sample, np.int32), np.int32(SEPARATOR)) for sample in samples]
-    size = max(LEAST_HISTORY, sum(map(len, parts)))
-    history = np.full((1 << (size - 1).bit_length(),), SEPARATOR, np.int32)
-    if parts:
-        joined = np.concatenate(parts)
-        history[: len(joined)] = joined
-    return history
+
+    tokens: Int[Array, " E"]
+    owner: Int[Array, " E"]
+    prompts: Int[Array, "Q P"]
+
+
+SEPARATOR = -1
+"""Value of `History.tokens` between samples, and of padding; no token id."""
+LEAST_HISTORY, LEAST_PROMPTS, LEAST_PROMPT = 1024, 16, 64
+"""Tokens, prompts and tokens of a prompt in the smallest history; larger ones have powers of two."""
+
+
+def pack_history(samples: Sequence[np.ndarray], prompts: Sequence[np.ndarray] | None = None) -> History:
+    """Returns a history, whose sizes are powers of two: samples of about the same length share a program.
+
+    Args:
+      samples: token ids per sample. prompts: of every sample; None lets every text use every sample.
+    """
+    owners = [()] * len(samples) if prompts is None else [tuple(prompt.tolist()) for prompt in prompts]
+    known = {prompt: row for row, prompt in enumerate(dict.fromkeys(owners))}
+    used = sum(len(sample) + 1 for sample in samples)
+    tokens = np.full((_power_of_two(max(LEAST_HISTORY, used)),), SEPARATOR, np.int32)
+    owner = np.zeros_like(tokens)
+    longest = max([LEAST_PROMPT, *map(len, known)])
+    table = np.full((_power_of_two(max(LEAST_PROMPTS, len(known))), _power_of_two(longest)), SEPARATOR, np.int32)
+    for prompt, row in known.items():
+        table[row, : len(prompt)] = prompt
+    at = 0
+    for sample, prompt in zip(samples, owners, strict=True):
+        end = at + len(sample)
+        tokens[at:end], owner[at:end] = sample, known[prompt]
+        at = end + 1
+    return History(jnp.asarray(tokens), jnp.asarray(owner), jnp.asarray(table))
+
+
+def _power_of_two(size: int) -> int:
+    return 1 << (size - 1).bit_length()
 
 
 @functools.lru_cache(maxsize=64)
@@ -61,7 +88,7 @@ def prompt_lookup_drafter(
     """Builds the drafter; arguments are those of `eagle_jax.prompt_lookup`.
 
     Args:
-      history: looks n-grams up in `params["drafter"]["history"]`, [E] int32, too (`pack_history`).
+      history: looks n-grams up in `params["drafter"]["history"]`, a `History`, too.
 
     Raises:
       ConfigError: a number is below 1, or `shortest` exceeds `ngram`.
@@ -83,31 +110,34 @@ def prompt_lookup_drafter(
             return LookupState(tokens, end)
 
     def find(
-        places: Int[Array, " E"], ends: Bool[Array, " E"], last: Int[Array, " n"], last_first: bool
+        places: Int[Array, " E"],
+        ends: Bool[Array, " E"],
+        last: Int[Array, " n"],
+        last_first: bool,
+        preferred: Bool[Array, " E"] | None = None,
     ) -> tuple[Array, Array]:
         """Finds the longest of the n-grams that end the text.
 
         Args:
           places: tokens to search. ends: where an n-gram may end. last: the last tokens, the newest first.
           last_first: of equally long ones, takes the last instead of the first.
+          preferred: of equally long ones, these come before all others.
 
         Returns:
           the index behind the n-gram, and its length; 0 if there is none.
         """
         at, match = jnp.arange(places.shape[0]), ends
-        start = width = jnp.int32(0)
+        width = jnp.zeros(places.shape, jnp.int32)
         for back in range(min(last.shape[0], places.shape[0])):
             match &= (at >= back) & (jnp.roll(places, back) == last[back])
-            if back + 1 < shortest:
-                continue
-            place = places.shape[0] - 1 - jnp.argmax(match[::-1]) if last_first else jnp.argmax(match)
-            found = jnp.any(match)  # a longer match replaces a shorter one
-            start = jnp.where(found, place + 1, start).astype(jnp.int32)
-            width = jnp.where(found, back + 1, width).astype(jnp.int32)
-        return start, width
+            width += match
+        width = jnp.where(width >= shortest, width, 0)
+        rank = width if preferred is None else 2 * width + (preferred & (width > 0))
+        place = places.shape[0] - 1 - jnp.argmax(rank[::-1]) if last_first else jnp.argmax(rank)
+        return (place + 1).astype(jnp.int32), width[place]
 
     def follow(
-        text: Int[Array, " S"], end: Int[Array, ""], root: Int[Array, ""], samples: Int[Array, " E"] | None
+        text: Int[Array, " S"], end: Int[Array, ""], root: Int[Array, ""], samples: History | None
     ) -> tuple[Array, Array]:
         """Returns `length` draft tokens and a mask of those inside the text, or inside one of the samples."""
         at = jnp.arange(text.shape[0])
@@ -120,12 +150,18 @@ def prompt_lookup_drafter(
         if samples is None:
             return own
         # No n-gram reaches over a separator, and one at the end of a sample has no continuation.
-        followed = jnp.pad(samples[1:], (0, 1), constant_values=SEPARATOR) != SEPARATOR
-        start, theirs = find(samples, followed, last, True)
-        tokens = samples[jnp.minimum(start + steps, samples.shape[0] - 1)]
-        inside = (jnp.cumsum(tokens == SEPARATOR) == 0) & (start + steps < samples.shape[0])
+        followed = jnp.pad(samples.tokens[1:], (0, 1), constant_values=SEPARATOR) != SEPARATOR
+        start, theirs = find(samples.tokens, followed, last, True, begins(text, end, samples.prompts)[samples.owner])
+        tokens = samples.tokens[jnp.minimum(start + steps, samples.tokens.shape[0] - 1)]
+        inside = (jnp.cumsum(tokens == SEPARATOR) == 0) & (start + steps < samples.tokens.shape[0])
         better = theirs > width
         return jnp.where(better, tokens, own[0]), jnp.where(better, inside, own[1])
+
+    def begins(text: Int[Array, " S"], end: Int[Array, ""], prompts: Int[Array, "Q P"]) -> Bool[Array, " Q"]:
+        """Returns whether the text begins with each of the prompts."""
+        at = jnp.arange(prompts.shape[1])
+        start = jnp.where(at <= end, text[jnp.minimum(at, text.shape[0] - 1)], PADDING)[None]
+        return jnp.all((prompts == start) | (prompts == SEPARATOR), axis=1)
 
     def draft(
         params: Params, state: LookupState, root: Array, randomness: RowRandomness, sampling: Sampling

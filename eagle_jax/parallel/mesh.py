@@ -53,7 +53,8 @@ RULES: tuple[tuple[str, P], ...] = (
     (r"(o_proj|down_proj|fc|linear|res_connection)/bias", P(None)),
     (r"(\w*norm\w*)/(scale|bias)", P(None)),
     (r"d2t", P(None)),
-    (r"history", P(None)),  # of prompt lookup
+    (r"history/(tokens|owner)", P(None)),  # of prompt lookup
+    (r"history/prompts", P(None, None)),
     (r"ns_coeffs", P(None)),  # of Muon
 )
 """(pattern for the end of a parameter's path, split of its axes); the first match applies. The parts of a quantised

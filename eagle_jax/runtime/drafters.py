@@ -8,9 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import field
 from typing import Any, Self
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
 from eagle_jax.config import ConfigError, HeadConfig, MedusaConfig, TreeConfig
@@ -20,13 +17,13 @@ from eagle_jax.drafters import (
     eagle_drafter,
     lookahead_drafter,
     medusa_drafter,
-    pack_history,
     prompt_lookup_drafter,
     small_model_drafter,
 )
 from eagle_jax.models.projections import split_projections
 from eagle_jax.models.quantised import activation_dtype
 from eagle_jax.parallel import shard_drafter
+from eagle_jax.runtime.history import packed_history
 from eagle_jax.runtime.target import Target, check_target, on_mesh, spread
 
 DEFAULT_CHAIN = TreeConfig.chain(5)
@@ -219,7 +216,7 @@ class SmallModel(TreeDrafter):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PromptLookup(BoundDrafter):
-    """Prompt lookup, with or without earlier samples: `params` `{}` or `{"history": [E] int32}`.
+    """Prompt lookup, with or without earlier samples: `params` `{}` or `{"history": History}`.
 
     Attributes:
       settings: ngram, length, latest, shortest.
@@ -238,27 +235,32 @@ class PromptLookup(BoundDrafter):
         """
         method = prompt_lookup_drafter(*settings, history=history is not None)
         check_target(target)
-        params = {} if history is None else {"history": jnp.asarray(_packed(history, target.config.vocab_size))}
+        params = {} if history is None else {"history": packed_history(history, target.config.vocab_size)}
         return cls.bind(method, target, params, "prompt lookup", settings=settings)
 
     def rebind(self, target: Target) -> Self:
         """Binds the same method and samples to another copy of the target."""
         return self.bind(self.plain, target, self.params, self.name, settings=self.settings)
 
-    def with_history(self, samples: Sequence[Sequence[int]]) -> Self:
+    def with_history(self, samples: Sequence[Sequence[int]], prompts: Sequence[Sequence[int]] | None = None) -> Self:
         """Returns the drafter with other earlier samples, which replace those it has.
 
-        The tokens of all samples, and one more per sample, are padded to a power of two, at least 1024. A drafter with
-        a history of the same size runs the same compiled programs.
+        The tokens of all samples, and one more per sample, are padded to a power of two, at least 1024; so are the
+        number of different prompts and the length of the longest. A drafter with a history of the same sizes runs the
+        same compiled programs.
 
         Args:
-          samples: token ids per sample, the latest last. Begin each with the last `ngram` tokens of its prompt: then
-            the beginning of a reply is found, too. Empty samples are left out.
+          samples: token ids per sample, the latest last. Empty samples are left out.
+          prompts: of every sample, complete: of equally long n-grams a row takes one in a sample of its own prompt, and
+            finds the beginning of a reply, too. None treats all samples alike; begin each with the last `ngram` tokens
+            of its prompt then.
 
         Raises:
-          ValueError: a sample is not a list of token ids of the target.
+          ValueError: a sample or prompt is not a list of token ids of the target, or their numbers differ.
         """
-        return self.from_settings(self.target, self.settings, samples)
+        history = packed_history(samples, self.target.config.vocab_size, prompts, self.settings[0])
+        method = prompt_lookup_drafter(*self.settings, history=True)
+        return self.bind(method, self.target, {"history": history}, self.name, settings=self.settings)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -301,38 +303,13 @@ class WithLookup(BoundDrafter):
         """
         return self.combine(self.base.with_tree(tree), self.lookup)
 
-    def with_history(self, samples: Sequence[Sequence[int]]) -> Self:
+    def with_history(self, samples: Sequence[Sequence[int]], prompts: Sequence[Sequence[int]] | None = None) -> Self:
         """Returns the drafter with other earlier samples, as `PromptLookup.with_history`.
 
         Raises:
-          ValueError: a sample is not a list of token ids of the target.
+          ValueError: as `PromptLookup.with_history`.
         """
-        return self.combine(self.base, self.lookup.with_history(samples))
-
-
-def _packed(samples: Any, vocab: int) -> np.ndarray:
-    """Returns `pack_history` of samples, checked."""
-    if not isinstance(samples, Sequence | np.ndarray | jax.Array) or isinstance(samples, str):
-        raise ValueError(
-            f"history must be a list of lists of token ids, got {samples!r:.40}. Pass the tokens of earlier samples."
-        )
-    rows = []
-    for index, sample in enumerate(samples):
-        try:
-            row = np.asarray(sample)
-        except ValueError:  # lists of different lengths
-            row = np.asarray(None)
-        if row.ndim != 1 or (row.size and not np.issubdtype(row.dtype, np.integer)):
-            raise ValueError(
-                f"history[{index}] must be a flat list of token ids, got {sample!r:.40}. Pass a list per sample."
-            )
-        if (bad := row[(row < 0) | (row >= vocab)]).size:
-            raise ValueError(
-                f"history[{index}] must be tokens 0 to {vocab - 1}, got {bad[0]}. Use the target's own tokenizer."
-            )
-        if row.size:
-            rows.append(row)
-    return pack_history(rows)
+        return self.combine(self.base, self.lookup.with_history(samples, prompts))
 
 
 def shard(target: Target, drafter: BoundDrafter | None, mesh: Mesh) -> tuple[Target, BoundDrafter | None]:

@@ -155,10 +155,22 @@ class File(msgspec.Struct, tag_field="schema"):
     cells: list[Any]  # the measurements
 
 
+class Costs(msgspec.Struct):
+    """Holds the costs, in plain steps, that `--by-cost` measured (`eagle_jax.core.CycleCost`)."""
+
+    label: str
+    temperature: float
+    batch: Count
+    rows: tuple[int, ...]
+    passes: tuple[float, ...]
+    level: float
+
+
 class Result(File, tag="eagle_jax.bench/4"):
     """Holds a file of `infer.bench`: every method of every finished group."""
 
     cells: list[Cell]
+    costs: list[Costs] = msgspec.field(default_factory=list)
 
 
 class Recorded(File, tag="eagle_jax.acceptance/3"):

@@ -71,9 +71,9 @@ def test_a_tree_is_measured_with_its_costs_too(quick, monkeypatch):
     assert [plain["label"], fixed["label"], chosen["label"]] == ["vanilla", label, f"{label}, by cost"]
     assert fixed["identical"] == chosen["identical"] == chosen["replies"]
     (cost,) = report["costs"]
-    assert (cost["temperature"], cost["batch"]) == (0, 1)
-    assert used == {None, CycleCost(**cost[label])}
-    assert cost[label]["rows"] == (1, 4) and cost[label]["passes"][0] == 1 and cost[label]["level"] > 0
+    assert (cost["label"], cost["temperature"], cost["batch"]) == (label, 0, 1)
+    assert used == {None, CycleCost(cost["rows"], cost["passes"], cost["level"])}
+    assert cost["rows"] == (1, 4) and cost["passes"][0] == 1 and cost["level"] > 0
 
 
 @pytest.mark.parametrize(("by_cost", "message"), [
