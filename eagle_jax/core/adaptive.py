@@ -4,9 +4,9 @@ The scores of the nodes say how many tokens a tree of the best n would yield, an
 would cost: the best ratio is chosen, for the whole batch. Scores of a head that is too sure of itself are corrected by
 what its nodes yielded before.
 
-If the latest cycles emit fewer tokens per row than they cost in plain steps, bursts of plain steps follow, four times
-as many after each failure in a row. The drafter reads a burst's tokens at its end, all at once, so a plain step costs
-what it costs without a drafter.
+If the latest cycles emit fewer tokens per row than they cost in plain steps, bursts of plain steps follow: so many that
+the loss is 2% of them, and four times as many after each failure in a row. The drafter reads a burst's tokens at its
+end, all at once, so a plain step costs what it costs without a drafter.
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ BURST = 32
 """Plain steps between two looks at the rows."""
 SLACK = 2.5
 """Plain steps that cycles may cost beyond their yield before plain steps follow: the first cycles may be unlucky."""
+LOSS = 0.02
+"""Share of plain decoding's steps that drafts which do not pay may cost."""
+DOUBTFUL = 1.1
+"""Expected tokens per plain step of a cycle below which the slack of a short reply is `LOSS` of its budget."""
 MEMORY = 16
 """Cycles, about so many of which are remembered: after so many there is no slack."""
 PRIOR = 2.0
@@ -69,11 +73,17 @@ def longest_update(engine: Engine) -> int:
 
 
 class Choice(NamedTuple):
-    """Holds the chosen rung, the cost of the cycle in plain steps, and the drafted tokens its scores promise a row."""
+    """Holds the choice for a cycle.
+
+    Attributes:
+      rung: its index. cost: of the cycle, in plain steps. hoped: drafted tokens that its scores promise a row.
+      worth: expected tokens per plain step.
+    """
 
     rung: Int[Array, ""]
     cost: Float[Array, ""]
     hoped: Float[Array, ""]
+    worth: Float[Array, ""]
 
 
 def start(state: GenerateState) -> Progress:
@@ -95,8 +105,9 @@ def choose(
     promised = jnp.cumsum(jnp.exp(tree.scores), axis=1)[:, np.array([rows - 1 for rows, _ in rungs])] - 1
     hoped = _mean(promised, progress.state)
     trust = (progress.kept + PRIOR) / (progress.hoped + PRIOR)
-    rung = jnp.argmax((1 + trust * hoped) / costs).astype(jnp.int32)
-    return Choice(rung, costs[rung], hoped[rung])
+    worth = (1 + trust * hoped) / costs
+    rung = jnp.argmax(worth).astype(jnp.int32)
+    return Choice(rung, costs[rung], hoped[rung], worth[rung])
 
 
 def judge(progress: Progress, state: GenerateState, info: StepInfo, choice: Choice) -> Progress:
@@ -104,7 +115,11 @@ def judge(progress: Progress, state: GenerateState, info: StepInfo, choice: Choi
     total, cycles = progress.emitted + _mean(info.emitted, progress.state), progress.cycles + 1
     spent = progress.spent + choice.cost
     trusted = cycles >= MEMORY
-    fails = total < spent - jnp.where(trusted, 0.0, SLACK)
+    short = jnp.minimum(LOSS * _mean(progress.state.budget, progress.state), SLACK)
+    slack = jnp.where(choice.worth < DOUBTFUL, short, SLACK)
+    loss = spent - total
+    fails = loss > jnp.where(trusted, 0.0, slack)
+    repaid = jnp.minimum(jnp.ceil(loss / (LOSS * BURST)), LONGEST).astype(jnp.int32)
     keep = jnp.where(fails, 0.0, jnp.where(trusted, 0.5, 1.0))
     longer = jnp.minimum(progress.pause * GROWTH, LONGEST)
     pause = jnp.where(fails, longer, jnp.where(trusted, 1, progress.pause))
@@ -112,7 +127,7 @@ def judge(progress: Progress, state: GenerateState, info: StepInfo, choice: Choi
     return Progress(
         state, total * keep, spent * keep, cycles * keep, fade * progress.hoped + choice.hoped,
         fade * progress.kept + _mean(info.acceptance.count, progress.state),
-        jnp.where(fails, progress.pause, 0), pause,
+        jnp.where(fails, jnp.maximum(progress.pause, repaid), 0), pause,
     )  # fmt: skip
 
 

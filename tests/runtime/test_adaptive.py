@@ -44,6 +44,7 @@ def pytest_params():
 def test_text_is_that_of_plain_decoding(name, temperature, monkeypatch):
     monkeypatch.setattr(adaptive, "BURST", 3)
     monkeypatch.setattr(adaptive, "SLACK", 0.0)
+    monkeypatch.setattr(adaptive, "LOSS", 1.0)  # short bursts
     target = tiny_target()
     drafter = DRAFTERS[name](target)
     options = RUN | {"temperature": temperature, "log_probs": "law"}
@@ -123,16 +124,30 @@ def info_of(emitted):
 
 
 def test_failures_are_followed_by_longer_pauses():
-    """A cycle costs 2 plain steps; cycles may cost 2.5 more than they yield, after 16 cycles nothing."""
+    """A cycle costs 2 plain steps; cycles may cost 2.5 more than they yield, after 16 cycles nothing.
+
+    A loss of 3 plain steps is 2% of 150, or of five bursts of 32.
+    """
     state = prefill(*request_of(tiny_target(), None, PROMPTS[:3]))._replace(done=jnp.array([False, False, True]))
     progress, waits = adaptive.start(state), []
     for emitted in [1] * 9 + [3] * 16 + [1] * 12:
-        choice = adaptive.Choice(0, 2.0, 1.0)
+        choice = adaptive.Choice(0, 2.0, 1.0, 1.5)
         progress = adaptive.judge(progress, state, info_of([emitted, emitted, 0]), choice)
         waits.append(int(progress.wait))
         progress = progress._replace(wait=jnp.int32(0))  # as bursts leave it
     # 3 of 6 after three cycles; in the end 19 of 22, after three of the latest eleven.
-    assert [(cycle, wait) for cycle, wait in enumerate(waits, 1) if wait] == [(3, 1), (6, 4), (9, 16), (36, 1)]
+    assert [(cycle, wait) for cycle, wait in enumerate(waits, 1) if wait] == [(3, 5), (6, 5), (9, 16), (36, 5)]
+
+
+@pytest.mark.parametrize(("budget", "worth", "failures"), [(40, 1.0, 1), (40, 1.2, 3), (200, 1.0, 3)])
+def test_doubtful_drafts_of_short_replies_stop_sooner(budget, worth, failures):
+    """2% of 40 tokens are 0.8 plain steps, which one cycle that costs 2 and emits 1 exceeds; three exceed 2.5."""
+    state = prefill(*request_of(tiny_target(), None, PROMPTS[:1], max_new_tokens=budget))
+    progress, cycles = adaptive.start(state), 0
+    while not progress.wait:
+        progress = adaptive.judge(progress, state, info_of([1]), adaptive.Choice(0, 2.0, 1.0, worth))
+        cycles += 1
+    assert cycles == failures
 
 
 def test_the_size_with_the_most_tokens_per_cost_is_chosen():
@@ -196,11 +211,10 @@ def test_few_cycles_are_spent_on_drafts_that_do_not_pay():
     target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
     options = {"max_new_tokens": 300, "eos_ids": ()}
     plain = eagle_jax.generate(target, None, PROMPTS[:1], **options)
-    out = eagle_jax.generate(target, head, PROMPTS[:1], cycle_cost=50, **options)
+    out = eagle_jax.generate(target, head, PROMPTS[:1], cycle_cost=2.6, **options)
     assert out.tokens == plain.tokens
-    # Windows of four cycles, then 32, 128 and 512 plain steps: twelve cycles at most were drafted.
     saved = int(plain.cycles[0] - out.cycles[0])
-    assert 0 < saved <= 12 * head.tree.depth
+    assert 0 < saved <= 6 * head.tree.depth  # three failures at most fit in 300 tokens, each of two cycles or so
     assert (out.accepted[0, 1:] * np.arange(1, head.tree.depth + 1)).sum() == saved
 
 
