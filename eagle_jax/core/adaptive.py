@@ -4,9 +4,10 @@ The scores of the nodes say how many tokens a tree of the best n would yield, an
 would cost: the best ratio is chosen, for the whole batch. Scores of a head that is too sure of itself are corrected by
 what its nodes yielded before.
 
-If the latest cycles emit fewer tokens per row than they cost in plain steps, bursts of plain steps follow: so many that
-the loss is 2% of them, and four times as many after each failure in a row. The drafter reads a burst's tokens at its
-end, all at once, so a plain step costs what it costs without a drafter.
+If the latest cycles emit fewer tokens per row than they cost in plain steps, a burst of plain steps follows, and four
+times as many after each failure in a row. If the scores do not promise more, so many follow that the loss is 2% of
+them. The drafter reads the tokens of a burst at its end, all at once, so a plain step costs what it costs without a
+drafter.
 """
 
 from __future__ import annotations
@@ -32,32 +33,31 @@ from eagle_jax.core.types import (
 )
 
 BURST = 32
-"""Plain steps between two looks at the rows."""
+"""Plain steps that the drafter reads at once, and that follow a first failure at least."""
 SLACK = 2.5
 """Plain steps that cycles may cost beyond their yield before plain steps follow: the first cycles may be unlucky."""
 LOSS = 0.02
 """Share of plain decoding's steps that drafts which do not pay may cost."""
 DOUBTFUL = 1.1
-"""Expected tokens per plain step of a cycle below which the slack of a short reply is `LOSS` of its budget."""
+"""Expected tokens per plain step of a cycle below which drafts may cost `LOSS` and no more."""
 MEMORY = 16
 """Cycles, about so many of which are remembered: after so many there is no slack."""
-PRIOR = 2.0
+PRIOR = 4.0
 """Drafted tokens for which scores are trusted before any was verified."""
-GROWTH, LONGEST = 4, 64
-"""Factor of the number of bursts after another failure, and its limit."""
+GROWTH, LONGEST = 4, 2048
+"""Factor of the plain steps after another failure, and their limit."""
 
 
-class Progress(NamedTuple):
-    """Holds the state of a run and what its drafts have yielded.
+class Payoff(NamedTuple):
+    """Holds what the drafts of a run have yielded.
 
     Attributes:
       emitted, spent, cycles: tokens per running row in the remembered cycles, their cost in plain steps, their number.
       hoped, kept: drafted tokens per running row, by the scores of the verified nodes and in truth; recent ones weigh
         more.
-      wait: bursts before the next drafted cycle. pause: bursts after the next failure.
+      wait: plain steps before the next drafted cycle. pause: those after the next failure, at least.
     """
 
-    state: GenerateState
     emitted: Float[Array, ""]
     spent: Float[Array, ""]
     cycles: Float[Array, ""]
@@ -86,48 +86,48 @@ class Choice(NamedTuple):
     worth: Float[Array, ""]
 
 
-def start(state: GenerateState) -> Progress:
-    """Returns the progress of a run after its prefill."""
-    zero = jnp.float32(0)
-    return Progress(state, zero, zero, zero, zero, zero, jnp.int32(0), jnp.int32(1))
+def start() -> Payoff:
+    """Returns the payoff of a run before its first cycle."""
+    # An array of its own for every field: a caller may donate them.
+    return Payoff(*(jnp.float32(0) for _ in range(5)), jnp.int32(0), jnp.int32(BURST))
 
 
 def choose(
-    progress: Progress, tree: DraftTree, drafting: Array | float, rungs: tuple[tuple[int, float], ...]
+    payoff: Payoff, state: GenerateState, tree: DraftTree, drafting: Array | float, rungs: tuple[tuple[int, float], ...]
 ) -> Choice:
     """Chooses the number of rows with the most expected tokens per cost of the cycle.
 
     Args:
-      tree: the best nodes first, if there are several rungs. drafting: cost of the drafted levels.
-      rungs: rows, and the cost of verifying them.
+      state: before the cycle. tree: the best nodes first, if there are several rungs.
+      drafting: cost of the drafted levels. rungs: rows, and the cost of verifying them.
     """
     costs = drafting + jnp.array([cost for _, cost in rungs], jnp.float32)
     promised = jnp.cumsum(jnp.exp(tree.scores), axis=1)[:, np.array([rows - 1 for rows, _ in rungs])] - 1
-    hoped = _mean(promised, progress.state)
-    trust = (progress.kept + PRIOR) / (progress.hoped + PRIOR)
+    hoped = _mean(promised, state)
+    trust = (payoff.kept + PRIOR) / (payoff.hoped + PRIOR)
     worth = (1 + trust * hoped) / costs
     rung = jnp.argmax(worth).astype(jnp.int32)
     return Choice(rung, costs[rung], hoped[rung], worth[rung])
 
 
-def judge(progress: Progress, state: GenerateState, info: StepInfo, choice: Choice) -> Progress:
-    """Returns the progress after a drafted cycle that led to `state`."""
-    total, cycles = progress.emitted + _mean(info.emitted, progress.state), progress.cycles + 1
-    spent = progress.spent + choice.cost
+def judge(payoff: Payoff, state: GenerateState, info: StepInfo, choice: Choice) -> Payoff:
+    """Returns the payoff after a drafted cycle; `state` is that before the cycle."""
+    total, cycles = payoff.emitted + _mean(info.emitted, state), payoff.cycles + 1
+    spent = payoff.spent + choice.cost
     trusted = cycles >= MEMORY
-    short = jnp.minimum(LOSS * _mean(progress.state.budget, progress.state), SLACK)
-    slack = jnp.where(choice.worth < DOUBTFUL, short, SLACK)
+    doubtful = choice.worth < DOUBTFUL
+    slack = jnp.where(doubtful, jnp.minimum(LOSS * _mean(state.budget, state), SLACK), SLACK)
     loss = spent - total
     fails = loss > jnp.where(trusted, 0.0, slack)
-    repaid = jnp.minimum(jnp.ceil(loss / (LOSS * BURST)), LONGEST).astype(jnp.int32)
+    repaid = jnp.where(doubtful, jnp.minimum(jnp.ceil(loss / LOSS), LONGEST), 0).astype(jnp.int32)
     keep = jnp.where(fails, 0.0, jnp.where(trusted, 0.5, 1.0))
-    longer = jnp.minimum(progress.pause * GROWTH, LONGEST)
-    pause = jnp.where(fails, longer, jnp.where(trusted, 1, progress.pause))
+    longer = jnp.minimum(payoff.pause * GROWTH, LONGEST)
+    pause = jnp.where(fails, longer, jnp.where(trusted, BURST, payoff.pause))
     fade = 1 - 1 / MEMORY
-    return Progress(
-        state, total * keep, spent * keep, cycles * keep, fade * progress.hoped + choice.hoped,
-        fade * progress.kept + _mean(info.acceptance.count, progress.state),
-        jnp.where(fails, jnp.maximum(progress.pause, repaid), 0), pause,
+    return Payoff(
+        total * keep, spent * keep, cycles * keep, fade * payoff.hoped + choice.hoped,
+        fade * payoff.kept + _mean(info.acceptance.count, state),
+        jnp.where(fails, jnp.maximum(payoff.pause, repaid), 0), pause,
     )  # fmt: skip
 
 

@@ -13,7 +13,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from eagle_jax.core.loop import step
+from eagle_jax.core import adaptive
+from eagle_jax.core.adaptive import Payoff
+from eagle_jax.core.loop import burst, check_cost, drafted_cycle, step
 from eagle_jax.core.prompts import Prefix, begin, empty_caches, empty_features, read, slots_of
 from eagle_jax.core.randomness import threefry_keys
 from eagle_jax.core.types import FINITE, Engine, GenerateState, Params, Sampling, Sizes
@@ -66,6 +68,7 @@ class RolloutState(NamedTuple):
       waiting: [R] bool, rows of `ready` that are not yet in a lane.
       first: int32, prompt in the first row of the room. sample: int32, samples of its prompts that have begun.
       replies: finished ones. passes: int32, target passes over the lanes.
+      payoff: what the drafts have yielded; read with `engine.cycle_cost` alone.
     """
 
     lanes: GenerateState
@@ -77,6 +80,7 @@ class RolloutState(NamedTuple):
     sample: Int[Array, ""]
     replies: Replies
     passes: Int[Array, ""]
+    payoff: Payoff
 
 
 def start_rollout(
@@ -90,15 +94,14 @@ def start_rollout(
 
     Raises:
       ValueError: lanes, room or slots are too few, the chunk does not divide P, the numbers of jobs and prompts do not
-        fit, or `engine.cycle_cost` is given.
+        fit, or the drafter cannot follow `engine.cycle_cost`, as in `generate`.
     """
     count, prompts = len(jobs.budget), len(jobs.lengths)
     if min(lanes, room) < 1:
         raise ValueError(f"lanes and room must be at least 1, got {lanes} and {room}. Raise them.")
     if not prompts or count % prompts:
         raise ValueError(f"jobs must be a multiple of the {prompts} prompts, got {count}. Give every prompt as many.")
-    if engine.cycle_cost is not None:
-        raise ValueError("engine.cycle_cost must be None in a rollout, got a cost. Leave it out.")
+    check_cost(engine)
     slots, samples = slots_of(jobs.prompts.shape[1], engine, sizes), count // prompts
 
     def first_group() -> tuple[Prefix, GenerateState]:
@@ -122,6 +125,7 @@ def start_rollout(
     return RolloutState(
         running, jnp.full((lanes,), count, jnp.int32), zeros(prefix, room), begun, jnp.zeros((room,), bool),
         jnp.int32(-room), jnp.int32(samples), Replies(**kept, finished=finished), jnp.int32(0),
+        adaptive.start(),
     )  # fmt: skip
 
 
@@ -130,6 +134,8 @@ def advance_rollout(
 ) -> RolloutState:
     """Runs `cycles` target passes over the lanes, or fewer if all replies are finished; free lanes are filled first.
 
+    With `engine.cycle_cost` drafts that do not pay are followed by plain steps, up to `adaptive.BURST` for one pass. An
+    eighth of the lanes may be over before they end.
     `engine` and `sizes` are those of `start_rollout`.
     """
     count, prompts, rows = len(jobs.budget), len(jobs.lengths), len(state.waiting)
@@ -184,15 +190,34 @@ def advance_rollout(
     def cycle(carry: tuple[Array, RolloutState]) -> tuple[Array, RolloutState]:
         turn, state = carry
         state = jax.lax.while_loop(lambda now: is_free(now) & more(now), fill, state)
-        running = jnp.any(~state.lanes.done)
-        lanes, _ = step(params, state.lanes, sampling, engine)
-        state = _harvest(state._replace(lanes=lanes, passes=state.passes + running))
-        return turn + 1, state
+        return turn + 1, _harvest(_pass(params, state, sampling, engine, more(state)))
 
     def unfinished(carry: tuple[Array, RolloutState]) -> Array:
         return (carry[0] < cycles) & ~jnp.all(carry[1].replies.finished)
 
     return jax.lax.while_loop(unfinished, cycle, (jnp.int32(0), state))[1]
+
+
+def _pass(params: Params, state: RolloutState, sampling: Sampling, engine: Engine, more: Array) -> RolloutState:
+    """Runs a cycle over the lanes, or plain steps; these end sooner if there are `more` replies for free lanes."""
+    cost = engine.cycle_cost
+    if cost is None:
+        running = jnp.any(~state.lanes.done)
+        return state._replace(lanes=step(params, state.lanes, sampling, engine)[0], passes=state.passes + running)
+    enough = jnp.where(more, -(-len(state.job) // 8), 0)
+
+    def drafted(carry: tuple[Array, Payoff, GenerateState]) -> tuple[Array, Payoff, GenerateState]:
+        return jnp.bool_(True), *drafted_cycle(params, *carry[1:], sampling, engine, cost)
+
+    def plain(carry: tuple[Array, Payoff, GenerateState]) -> tuple[Array, Payoff, GenerateState]:
+        return jnp.bool_(True), *burst(params, *carry[1:], sampling, engine, enough)
+
+    # Two loops, of at most one turn together, and not `lax.cond`, whose branches would copy the caches.
+    carry = jnp.all(state.lanes.done), state.payoff, state.lanes
+    carry = jax.lax.while_loop(lambda carry: ~carry[0] & (carry[1].wait == 0), drafted, carry)
+    _, payoff, lanes = jax.lax.while_loop(lambda carry: ~carry[0] & (carry[1].wait > 0), plain, carry)
+    passes = jnp.max(lanes.cycles - state.lanes.cycles)  # of a row that ran to the end
+    return state._replace(lanes=lanes, payoff=payoff, passes=state.passes + passes)
 
 
 def rollout(

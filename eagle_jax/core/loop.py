@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.core import adaptive
-from eagle_jax.core.adaptive import Progress
+from eagle_jax.core.adaptive import Payoff
 from eagle_jax.core.cache import commit
 from eagle_jax.core.checked import draft_checked, update_checked
 from eagle_jax.core.prompts import append, has_finite_maximum, is_stop, prefill, run_target
@@ -157,11 +157,11 @@ def _commit(
     return new_state, StepInfo(tree, acceptance, tokens, emitted, checked.log_probs)
 
 
-def _adaptive_cycle(
-    params: Params, progress: Progress, sampling: Sampling, engine: Engine, cost: CycleCost
-) -> Progress:
+def drafted_cycle(
+    params: Params, payoff: Payoff, state: GenerateState, sampling: Sampling, engine: Engine, cost: CycleCost
+) -> tuple[Payoff, GenerateState]:
     """Runs a cycle that verifies as many of the best drafted nodes as pay."""
-    state, cheaper = progress.state, engine.drafter.with_level_cost
+    cheaper = engine.drafter.with_level_cost
     drafter = engine.drafter if cheaper is None else cheaper(cost.level)
     randomness = RowRandomness(state.keys, state.num_tokens)
     tree, drafter_state = draft_checked(drafter, params, state, randomness, sampling)
@@ -169,7 +169,7 @@ def _adaptive_cycle(
     rungs = cost.rungs(drafter.num_nodes + 1, all_sizes=rule_of(engine) is deterministic)
     levels = jnp.max(node_depths(ancestor_mask(tree.parents, drafter.depth))) if cost.level else 0
     tree = by_score(tree, drafter.depth) if len(rungs) > 1 else tree
-    choice = adaptive.choose(progress, tree, cost.level * levels, rungs)
+    choice = adaptive.choose(payoff, state, tree, cost.level * levels, rungs)
 
     def verify_best(rows: int) -> Checked:
         return _verify(params, state, jax.tree.map(lambda column: column[:, :rows], tree), sampling, engine)
@@ -178,7 +178,20 @@ def _adaptive_cycle(
     branches = [functools.partial(verify_best, rows) for rows, _ in rungs]
     checked = jax.lax.switch(choice.rung, branches) if len(rungs) > 1 else branches[0]()
     after, info = _commit(params, state._replace(drafter=drafter_state), tree, checked, engine)
-    return adaptive.judge(progress, after, info, choice)
+    return adaptive.judge(payoff, state, info, choice), after
+
+
+def check_cost(engine: Engine) -> None:
+    """Checks that the engine's drafter can follow its `cycle_cost`.
+
+    Raises:
+      ValueError: a cost is given, and the drafter reads choices.
+    """
+    if engine.cycle_cost is not None and engine.drafter.reads_choices:
+        raise ValueError(
+            "cycle_cost must be None for a drafter that reads the target's choices (lookahead), got a cost. Leave it "
+            "out."
+        )
 
 
 def generate(params: Params, batch: Batch, sampling: Sampling, engine: Engine, sizes: Sizes) -> GenerateState:
@@ -193,11 +206,7 @@ def generate(params: Params, batch: Batch, sampling: Sampling, engine: Engine, s
     Raises:
       ValueError: as `prefill` and `step`; or `cycle_cost` is given, and the drafter reads choices.
     """
-    if engine.cycle_cost is not None and engine.drafter.reads_choices:
-        raise ValueError(
-            "cycle_cost must be None for a drafter that reads the target's choices (lookahead), got a cost. Leave it "
-            "out."
-        )
+    check_cost(engine)
     state = prefill(params, batch, sampling, engine, sizes)
     if engine.cycle_cost is None:
         return jax.lax.while_loop(
@@ -205,35 +214,46 @@ def generate(params: Params, batch: Batch, sampling: Sampling, engine: Engine, s
         )
     cost = engine.cycle_cost
 
-    def drafted(progress: Progress) -> Progress:
-        return _adaptive_cycle(params, progress, sampling, engine, cost)
+    def drafted(carry: tuple[Payoff, GenerateState]) -> tuple[Payoff, GenerateState]:
+        return drafted_cycle(params, *carry, sampling, engine, cost)
 
-    def plain(progress: Progress) -> Progress:
-        return progress._replace(state=_burst(params, progress.state, sampling, engine), wait=progress.wait - 1)
+    def plain(carry: tuple[Payoff, GenerateState]) -> tuple[Payoff, GenerateState]:
+        return burst(params, *carry, sampling, engine)
 
-    def rounds(progress: Progress) -> Progress:
-        running = lambda progress: ~jnp.all(progress.state.done)  # noqa: E731
+    def rounds(carry: tuple[Payoff, GenerateState]) -> tuple[Payoff, GenerateState]:
+        running = lambda carry: ~jnp.all(carry[1].done)  # noqa: E731
         # Two loops and not `lax.cond`, whose branches would copy the caches.
-        progress = jax.lax.while_loop(lambda progress: (progress.wait == 0) & running(progress), drafted, progress)
-        return jax.lax.while_loop(lambda progress: (progress.wait > 0) & running(progress), plain, progress)
+        carry = jax.lax.while_loop(lambda carry: (carry[0].wait == 0) & running(carry), drafted, carry)
+        return jax.lax.while_loop(lambda carry: (carry[0].wait > 0) & running(carry), plain, carry)
 
-    return jax.lax.while_loop(lambda progress: ~jnp.all(progress.state.done), rounds, adaptive.start(state)).state
+    return jax.lax.while_loop(lambda carry: ~jnp.all(carry[1].done), rounds, (adaptive.start(), state))[1]
 
 
-def _burst(params: Params, state: GenerateState, sampling: Sampling, engine: Engine) -> GenerateState:
-    """Runs at most `adaptive.BURST` plain steps, whose tokens the drafter reads at the end."""
+def burst(
+    params: Params, payoff: Payoff, state: GenerateState, sampling: Sampling, engine: Engine, enough: Array | int = 0
+) -> tuple[Payoff, GenerateState]:
+    """Runs at most `adaptive.BURST` plain steps, whose tokens the drafter reads at the end.
+
+    Args:
+      enough: rows that may end before the last step; 0 is all of them.
+    """
     plain = Engine(engine.target, adaptive.recorder(engine), engine.log_probs, taps=engine.taps)
     record = plain.drafter.init(params, len(state.root), state.cache.slots)._replace(start=state.cache.length)
     begun = state._replace(drafter=record, accepted=jnp.zeros_like(state.accepted[:, :1]))
-    _, after = jax.lax.while_loop(
-        lambda carry: (carry[0] < adaptive.BURST) & ~jnp.all(carry[1].done),
-        lambda carry: (carry[0] + 1, step(params, carry[1], sampling, plain)[0]),
-        (jnp.int32(0), begun),
+
+    def goes_on(carry: tuple[Array, GenerateState]) -> Array:
+        turn, now = carry
+        over = (enough > 0) & (jnp.sum(now.done & ~state.done) >= enough)
+        return (turn < adaptive.BURST) & ~jnp.all(now.done) & ~over
+
+    steps, after = jax.lax.while_loop(
+        goes_on, lambda carry: (carry[0] + 1, step(params, carry[1], sampling, plain)[0]), (jnp.int32(0), begun)
     )
-    return after._replace(
+    after = after._replace(
         drafter=update_checked(engine.drafter, params, state.drafter, after.drafter),
         accepted=state.accepted.at[:, 0].add(after.accepted[:, 0]),
     )
+    return payoff._replace(wait=jnp.maximum(payoff.wait - steps, 0)), after
 
 
 def emitted_tokens(state: GenerateState) -> Int[Array, "B M"]:

@@ -319,8 +319,8 @@ class Engine(NamedTuple):
       target, drafter: the functions of the model and of the drafting method.
       log_probs: keeps log-probabilities of emitted tokens under the "target" at temperature 1 or the sampled "law".
       verify: acceptance rule (`verify.VerifyFn`); None is the drafter's own.
-      cycle_cost: what the parts of a cycle cost. `generate` then verifies as many drafted nodes as pay, and runs plain
-        steps while cycles emit fewer tokens than they cost; `step` does not read it.
+      cycle_cost: what the parts of a cycle cost. `generate` and `rollout` then verify as many drafted nodes as pay, and
+        run plain steps while cycles emit fewer tokens than they cost; `step` does not read it.
       taps: hidden states of the target to keep of every committed token, in `transformers` numbering; None keeps none.
     """
 

@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, Int
 
 from eagle_jax.checkpoints.memory import leaves_by_path, tunix_config, tunix_names
 from eagle_jax.config import ConfigError
-from eagle_jax.core import Params, TargetFn
+from eagle_jax.core import CycleCost, Params, TargetFn
 from eagle_jax.models.quantised import activation_dtype
 from eagle_jax.parallel import make_mesh
 from eagle_jax.runtime.drafters import BoundDrafter
@@ -56,7 +56,7 @@ class EagleRollout(BaseRollout):
       rollout_config: `data_type` is the dtype of weights and caches; None keeps the policy's.
       drafter: `target -> BoundDrafter`, such as `eagle_jax.prompt_lookup` or a function that loads a head; None is
         plain decoding.
-      lanes: replies at a time, see `eagle_jax.rollout`.
+      lanes, cycle_cost: replies at a time and what a cycle costs, see `eagle_jax.rollout`.
       max_position: longest prompt and reply together, in tokens.
 
     Raises:
@@ -66,7 +66,8 @@ class EagleRollout(BaseRollout):
 
     def __init__(
         self, *, rollout_actor: Any, tokenizer: Any, mesh: Mesh | None = None, rollout_config: RolloutConfig,
-        drafter: Callable[[Target], BoundDrafter] | None = None, lanes: int = 16, max_position: int = 32768,
+        drafter: Callable[[Target], BoundDrafter] | None = None, lanes: int = 16,
+        cycle_cost: float | CycleCost | None = None, max_position: int = 32768,
     ) -> None:  # fmt: skip
         leaves = leaves_by_path(rollout_actor)
         config = tunix_config(rollout_actor, max_position)
@@ -82,7 +83,7 @@ class EagleRollout(BaseRollout):
         self._model = nnx.merge(graph, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state))
         adapted = isinstance(tokenizer, TokenizerAdapter)
         self._tokenizer = tokenizer if adapted else TokenizerAdapter(tokenizer)
-        self._lanes, self._calls = lanes, 0
+        self._lanes, self._cycle_cost, self._calls = lanes, cycle_cost, 0
 
     @property
     def target(self) -> Target:
@@ -115,6 +116,7 @@ class EagleRollout(BaseRollout):
             self._drafter,
             ids[::samples],
             lanes=self._lanes,
+            cycle_cost=self._cycle_cost,
             samples_per_prompt=samples,
             max_new_tokens=rollout_config.max_tokens_to_generate,
             temperature=rollout_config.temperature,

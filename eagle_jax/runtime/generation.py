@@ -227,11 +227,13 @@ def request_of(
     log_probs: LogProbs | None = None,
     cycle_cost: float | CycleCost | None = None,
     fits: bool = True,
+    lanes: int | None = None,
 ) -> Request:
     """Builds the engine's arguments from those of `generate`; error messages name a prompt by `name`.
 
     Args:
       fits: also check that caches of all rows fit in memory.
+      lanes: rows at a time, by which "auto" chooses; None is the number of prompts.
 
     Raises:
       ValueError, ConfigError, CheckpointError, MemoryError: as `generate`, before anything is compiled.
@@ -240,7 +242,7 @@ def request_of(
     sampling = sampling_of(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     if log_probs is not None and log_probs not in get_args(LogProbs):
         raise ValueError(f"log_probs must be 'target', 'law' or None, got {log_probs!r}. 'target' is at temperature 1.")
-    drafter, cost = _chosen(target, drafter, profile, prompts, temperature)
+    drafter, cost = _chosen(target, drafter, profile, prompts, temperature, lanes)
     cost = cost if cycle_cost is None else cycle_cost
     check_drafter(drafter, target)
     method, own = (vanilla_drafter(), {}) if drafter is None else (drafter.drafter, drafter.params)
@@ -273,7 +275,7 @@ def _checked_cost(cost: float | CycleCost | None, method: core.Drafter) -> Cycle
 
 
 def _chosen(
-    target: Target, drafter: Any, profile: Any, prompts: Any, temperature: float
+    target: Target, drafter: Any, profile: Any, prompts: Any, temperature: float, lanes: int | None
 ) -> tuple[BoundDrafter | None, float | CycleCost | None]:
     """Returns the drafter that "auto" selects, and its cost; any other drafter unchanged."""
     if not (isinstance(drafter, str) and drafter == "auto"):
@@ -285,7 +287,7 @@ def _chosen(
         return drafter, None
     rows = prompts if hasattr(prompts, "__len__") else [prompts]  # `prepare` checks them
     longest = max((len(row) for row in rows if hasattr(row, "__len__")), default=1)
-    return bound_profile(profile, target).choose(len(rows), float(temperature), longest)
+    return bound_profile(profile, target).choose(lanes or len(rows), float(temperature), longest)
 
 
 def run_request(request: Request) -> GenerateOutput:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import jax
 import numpy as np
 
 from eagle_jax import core
 from eagle_jax.config import check_integer
-from eagle_jax.core import Jobs, Replies, default_room
+from eagle_jax.core import CycleCost, Jobs, Replies, default_room
 from eagle_jax.parallel import row_groups, to_host
 from eagle_jax.runtime.drafters import BoundDrafter
 from eagle_jax.runtime.errors import check_finite, check_fits, memory_errors
 from eagle_jax.runtime.generation import STATIC, GenerateOutput, Options, check_names, cut_rows, request_of
+from eagle_jax.runtime.profile import Profile
 from eagle_jax.runtime.request import bucket, keys_of, round_up, with_taps
 from eagle_jax.runtime.target import Target
 
@@ -41,12 +43,14 @@ class RolloutOutput(GenerateOutput):
 
 def rollout(
     target: Target,
-    drafter: BoundDrafter | None,
+    drafter: BoundDrafter | Literal["auto"] | None,
     prompts: Sequence[Sequence[int]],
     *,
     lanes: int = 16,
     samples_per_prompt: int = 1,
     room: int | None = None,
+    profile: Profile | str | os.PathLike[str] | None = None,
+    cycle_cost: float | CycleCost | None = None,
     taps: Sequence[int] | None = None,
     **options: Unpack[Options],
 ) -> RolloutOutput:
@@ -62,11 +66,13 @@ def rollout(
     `KeyboardInterrupt`.
 
     Args:
-      drafter: None is plain decoding; "auto" is not available.
+      drafter: None is plain decoding; "auto" is the fastest one of `profile` for a batch of `lanes`.
       prompts: token ids per prompt.
       lanes: replies at a time.
       samples_per_prompt: replies to every prompt, which is read once.
       room: prompts that are read together; None is a quarter of the lanes.
+      profile, cycle_cost: as in `generate`. While drafts do not pay, an eighth of the lanes may wait for a next prompt
+        for up to 32 passes.
       taps: hidden states to return for every token that the target read, as in `generate`.
       options: as in `generate`: `max_new_tokens` and `eos_ids` are one for all or one per prompt, `key` is one key, or
         one per reply.
@@ -77,12 +83,12 @@ def rollout(
     room_given = {} if room is None else {"room": room}
     for name, value in {"lanes": lanes, "samples_per_prompt": samples_per_prompt, **room_given}.items():
         check_integer(name, value)
-    if isinstance(drafter, str):
-        raise ValueError(f"drafter must be a loaded drafter or None in a rollout, got {drafter!r:.40}. Load one.")
     check_names("rollout", options)
     key = options.get("key")
     placeholder: Options = {**options, "key": None if key is None else 0}
-    request = request_of(target, drafter, prompts, fits=False, **placeholder)
+    request = request_of(
+        target, drafter, prompts, profile, cycle_cost=cycle_cost, fits=False, lanes=lanes, **placeholder
+    )
     request = with_taps(request, taps, target.config)
     params, batch, sampling, engine, sizes = request
     count, samples = len(batch.lengths), samples_per_prompt

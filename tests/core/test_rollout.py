@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from eagle_jax.config import TreeConfig
-from eagle_jax.core import FINITE, Batch, CycleCost, Engine, Sizes, make_sampling
+from eagle_jax.core import FINITE, Batch, CycleCost, Engine, Sizes, adaptive, make_sampling
 from eagle_jax.core.lanes import Jobs, Replies, advance_rollout, rollout, start_rollout
 from eagle_jax.drafters import vanilla_drafter
 from tests.tables import TARGET, batch_of, generate_jit, parameters, random_table, table_drafter
@@ -56,6 +56,40 @@ def test_replies_are_those_of_generate(lanes, room, samples, temperature):
     check_same(done.replies, generate_jit(params, batch, sampling, engine=engine, sizes=SIZES), SIZES.max_tokens)
     assert done.lanes.drafter.sound[: len(prompts)].all()
     assert int(done.first) < len(PROMPTS) <= int(done.first) + room, "prompts are read in order, each once"
+
+
+@pytest.mark.parametrize(("lanes", "samples", "passes"), [
+    (3, 2, 1.0),  # every cycle pays
+    (3, 2, 2.0),  # smaller trees, and bursts of plain steps
+    (9, 1, 9.0),  # no cycle pays: bursts alone, which end when two of the lanes are free
+])  # fmt: skip
+def test_replies_are_those_of_generate_whatever_a_cycle_costs(lanes, samples, passes, monkeypatch):
+    for name, value in {"BURST": 6, "LOSS": 1.0, "SLACK": 1.0}.items():
+        monkeypatch.setattr(adaptive, name, value)
+    rng, sizes = np.random.default_rng(lanes), Sizes(max_tokens=24, chunk=4)
+    prompts = [prompt for prompt in PROMPTS for _ in range(3 * samples)]
+    budget = rng.integers(1, sizes.max_tokens + 1, len(prompts)).tolist()
+    batch, params = batch_of(prompts, budget, [[3]] * len(prompts), sizes.chunk), parameters(random_table(VOCAB))
+    plain = Engine(TARGET, vanilla_drafter(), log_probs="target")
+    cost = CycleCost((1, 3, 5), (1.0, passes, passes), 0.01)
+    engine = Engine(TARGET, table_drafter(TREE, VOCAB), log_probs="target", cycle_cost=cost)
+    sampling, jobs = make_sampling(1.0), jobs_of(batch, samples * 3)
+    done = rollout_jit(params, jobs, sampling, engine=engine, sizes=sizes, lanes=lanes, room=2)
+    state = generate_jit(params, batch, sampling, engine=plain, sizes=sizes)
+    assert done.replies.finished.all()
+    counts = np.asarray(state.num_tokens)
+    np.testing.assert_array_equal(done.replies.num_tokens, counts)
+    written = np.arange(sizes.max_tokens)[None] < counts[:, None]
+    for name in ("tokens", "log_probs"):
+        ours, theirs = (np.asarray(getattr(one, name))[:, : sizes.max_tokens][written] for one in (done.replies, state))
+        np.testing.assert_array_equal(ours, theirs)
+    cycles, accepted = np.asarray(done.replies.cycles), np.asarray(done.replies.accepted)
+    np.testing.assert_array_equal(accepted.sum(1), cycles)
+    saved = (np.asarray(state.cycles) - cycles).sum()
+    assert saved > 0 or passes == 9
+    assert done.lanes.drafter.sound.all()
+    # A free lane waits for the end of a burst, and for the next reply at most.
+    assert cycles.sum() / lanes <= done.passes <= 1.5 * cycles.sum() / lanes + sizes.max_tokens
 
 
 def test_a_rollout_in_parts_is_the_same():
@@ -111,8 +145,8 @@ def test_lanes_do_not_idle(drafter):
         ({"lanes": 0}, "lanes and room must be at least 1, got 0 and 1"),
         ({"jobs": 0}, "jobs must be a multiple of the 0 prompts, got 0"),
         ({"jobs": 8}, "jobs must be a multiple of the 7 prompts, got 8"),
-        ({"slots": 9}, "slots must be at least required_slots, 21, got 9"),
-        ({"cost": CycleCost((1,), (1.0,))}, "engine.cycle_cost must be None in a rollout"),
+        ({"slots": 9}, "slots must be at least required_slots, 53, got 9"),
+        ({"reads_choices": True}, "cycle_cost must be None for a drafter that reads the target's choices"),
     ],
 )
 def test_bad_arguments_raise(changes, message):
@@ -120,7 +154,8 @@ def test_bad_arguments_raise(changes, message):
     jobs = jobs_of(batch, 1)
     if "jobs" in changes:
         jobs = jobs._replace(budget=jnp.ones((changes["jobs"],), jnp.int32), lengths=jobs.lengths[: changes["jobs"]])
-    engine = Engine(TARGET, vanilla_drafter(), cycle_cost=changes.get("cost"))
+    drafter = vanilla_drafter()._replace(reads_choices=changes.get("reads_choices", False))
+    engine = Engine(TARGET, drafter, cycle_cost=CycleCost((1,), (1.0,)))
     start = functools.partial(start_rollout, parameters(random_table(VOCAB)), jobs, make_sampling(0.0), engine)
     with pytest.raises(ValueError, match=message):
         start(SIZES._replace(slots=changes.get("slots")), changes.get("lanes", 2), 1)

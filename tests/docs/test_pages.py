@@ -34,6 +34,7 @@ SMALLER = {
     "infer.tune": "--limit 1 --max-new-tokens 8 --depths 2 --top-ks 2 --nodes 4 --methods eagle3 --batches 1 "
     "--temperatures 0 --candidates 1 --repeats 5",
     "infer.cycle": "--turns 2 --repeats 1",
+    "infer.rollouts": "--replies 4 --lanes 2 --median 2 --repeats 1 --tasks math",
     "train.demo.data": "",
     "train.regenerate": "--limit 24 --max-new-tokens 16 --batch 8",
     "train.head": "--steps 2 --unroll 1 --length 112 --warmup 1 --eval-every 0 --eval-prompts 1 --eval-tokens 8",

@@ -173,7 +173,7 @@ def rollout():
     theirs = vanilla(model)
     expected = theirs.generate(PROMPTS, config)
     found["vanilla"] = texts(expected)
-    engines = {"plain": eagle(model, lanes=2), "lookup": eagle(model, lanes=3, drafter=prompt_lookup)}
+    engines = {"plain": eagle(model, lanes=2), "lookup": eagle(model, lanes=3, drafter=prompt_lookup, cycle_cost=1.5)}
     for name, engine in engines.items():
         output = engine.generate(PROMPTS, config)
         found[name] = {

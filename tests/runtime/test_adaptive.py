@@ -60,10 +60,10 @@ def test_text_does_not_depend_on_the_sizes_of_trees(name, temperature, monkeypat
     """Every cycle takes the next size, so that all follow one another."""
     sizes, choose = [], adaptive.choose
 
-    def in_turns(progress, tree, drafting, rungs):
+    def in_turns(payoff, state, tree, drafting, rungs):
         sizes.append([rows for rows, _ in rungs])
-        choice = choose(progress, tree, drafting, rungs)
-        return choice._replace(rung=jnp.max(progress.state.cycles) % len(rungs))
+        choice = choose(payoff, state, tree, drafting, rungs)
+        return choice._replace(rung=jnp.max(state.cycles) % len(rungs))
 
     monkeypatch.setattr(adaptive, "choose", in_turns)
     target = tiny_target()
@@ -100,7 +100,11 @@ def test_after_a_burst_the_drafter_drafts_as_after_a_prompt(name, monkeypatch):
     drafter = DRAFTERS[name](target)
     options = {"max_new_tokens": 16, "eos_ids": ()}
     request = request_of(target, drafter, PROMPTS, **options)
-    state = loop._burst(request.params, prefill(*request), request.sampling, request.engine)
+    begun = prefill(*request)
+    payoff, state = loop.burst(
+        request.params, adaptive.start()._replace(wait=jnp.int32(8)), begun, request.sampling, request.engine
+    )
+    assert payoff.wait == 3
     assert state.num_tokens.tolist() == [6] * 4
     longer = [[*prompt, *row[:5]] for prompt, row in zip(PROMPTS, np.asarray(state.tokens).tolist(), strict=True)]
     other = request_of(target, drafter, longer, **options)
@@ -123,29 +127,33 @@ def info_of(emitted):
     return StepInfo(None, Acceptance(None, jnp.maximum(emitted - 1, 0), None), None, emitted)
 
 
-def test_failures_are_followed_by_longer_pauses():
-    """A cycle costs 2 plain steps; cycles may cost 2.5 more than they yield, after 16 cycles nothing.
-
-    A loss of 3 plain steps is 2% of 150, or of five bursts of 32.
-    """
+@pytest.mark.parametrize(
+    ("worth", "pauses"),
+    [
+        # 3 of 6 after three cycles; in the end 19 of 22, after three of the latest eleven.
+        (1.5, [(3, 32), (6, 128), (9, 512), (36, 32)]),
+        (1.0, [(3, 150), (6, 150), (9, 512), (36, 150)]),  # a loss of 3 plain steps is 2% of 150
+    ],
+)
+def test_failures_are_followed_by_longer_pauses(worth, pauses):
+    """A cycle costs 2 plain steps; cycles may cost 2.5 more than they yield, after 16 cycles nothing."""
     state = prefill(*request_of(tiny_target(), None, PROMPTS[:3]))._replace(done=jnp.array([False, False, True]))
-    progress, waits = adaptive.start(state), []
+    payoff, waits = adaptive.start(), []
     for emitted in [1] * 9 + [3] * 16 + [1] * 12:
-        choice = adaptive.Choice(0, 2.0, 1.0, 1.5)
-        progress = adaptive.judge(progress, state, info_of([emitted, emitted, 0]), choice)
-        waits.append(int(progress.wait))
-        progress = progress._replace(wait=jnp.int32(0))  # as bursts leave it
-    # 3 of 6 after three cycles; in the end 19 of 22, after three of the latest eleven.
-    assert [(cycle, wait) for cycle, wait in enumerate(waits, 1) if wait] == [(3, 5), (6, 5), (9, 16), (36, 5)]
+        choice = adaptive.Choice(0, 2.0, 1.0, worth)
+        payoff = adaptive.judge(payoff, state, info_of([emitted, emitted, 0]), choice)
+        waits.append(int(payoff.wait))
+        payoff = payoff._replace(wait=jnp.int32(0))  # as bursts leave it
+    assert [(cycle, wait) for cycle, wait in enumerate(waits, 1) if wait] == pauses
 
 
 @pytest.mark.parametrize(("budget", "worth", "failures"), [(40, 1.0, 1), (40, 1.2, 3), (200, 1.0, 3)])
 def test_doubtful_drafts_of_short_replies_stop_sooner(budget, worth, failures):
     """2% of 40 tokens are 0.8 plain steps, which one cycle that costs 2 and emits 1 exceeds; three exceed 2.5."""
     state = prefill(*request_of(tiny_target(), None, PROMPTS[:1], max_new_tokens=budget))
-    progress, cycles = adaptive.start(state), 0
-    while not progress.wait:
-        progress = adaptive.judge(progress, state, info_of([1]), adaptive.Choice(0, 2.0, 1.0, worth))
+    payoff, cycles = adaptive.start(), 0
+    while not payoff.wait:
+        payoff = adaptive.judge(payoff, state, info_of([1]), adaptive.Choice(0, 2.0, 1.0, worth))
         cycles += 1
     assert cycles == failures
 
@@ -156,24 +164,24 @@ def test_the_size_with_the_most_tokens_per_cost_is_chosen():
     tree = DraftTree(
         jnp.zeros((2, 3), jnp.int32), jnp.array([[-1, 0, 1]] * 2), jnp.log(jnp.array([[1, 0.5, 0.25], [1, 1, 1]]))
     )
-    progress = adaptive.start(state)
+    payoff = adaptive.start()
     for costs, level, rung in (
         ((1.0, 1.4, 1.5), 0.0, 2),  # 1, 1.07 and 1.17 tokens per cost
         ((1.0, 1.4, 1.7), 0.0, 1),  # 1.03 for both nodes
         ((1.0, 1.6, 1.8), 0.0, 0),
         ((1.0, 1.6, 1.8), 0.5, 2),  # drafting two levels has cost 1: 0.5, 0.58 and 0.63
     ):
-        choice = adaptive.choose(progress, tree, 2 * level, tuple(zip((1, 2, 3), costs, strict=True)))
+        choice = adaptive.choose(payoff, state, tree, 2 * level, tuple(zip((1, 2, 3), costs, strict=True)))
         assert int(choice.rung) == rung
         assert float(choice.cost) == pytest.approx(2 * level + costs[rung])
         assert float(choice.hoped) == pytest.approx((0, 0.5, 0.75)[rung])
     # A head that promised 0.75 drafted tokens a cycle, and kept none, is trusted less and less.
-    rungs = ((1, 1.0), (3, 1.2))
+    rungs = ((1, 1.0), (3, 1.3))
     chosen = []
-    for _ in range(12):
-        choice = adaptive.choose(progress, tree, 0.0, rungs)
+    for _ in range(16):
+        choice = adaptive.choose(payoff, state, tree, 0.0, rungs)
         chosen.append(int(choice.rung))
-        progress = adaptive.judge(progress, state, info_of([1, 0]), choice)
+        payoff = adaptive.judge(payoff, state, info_of([1, 0]), choice)
     assert chosen[:8] == [1] * 8 and 0 in chosen
 
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import eagle_jax
+from eagle_jax.core import CycleCost
 from eagle_jax.parallel import make_mesh
-from eagle_jax.runtime import errors, rollouts
+from eagle_jax.runtime import errors, generation, rollouts
 from tests.models import DRAFTERS, random_prompts, tiny_target
 
 PROMPTS = random_prompts([5, 31, 1, 17, 8, 3], 12)
@@ -43,8 +44,27 @@ def test_lanes_are_spread_over_a_mesh():
     target = tiny_target()
     spread, drafter = eagle_jax.shard(target, DRAFTERS["eagle3-k3n12"](target), make_mesh(data=2, tensor=2))
     options = dict(temperature=1.0, key=3, samples_per_prompt=2, lanes=3, **RUN)
-    ours = eagle_jax.rollout(spread, drafter, PROMPTS, **options)
+    cost = CycleCost((1, 5, 13), (1.0, 1.3, 2.0), 0.05)
+    ours = eagle_jax.rollout(spread, drafter, PROMPTS, cycle_cost=cost, **options)
     assert ours.tokens == eagle_jax.rollout(target, None, PROMPTS, **options).tokens
+
+
+def test_costs_and_profiles_choose_for_the_lanes(monkeypatch):
+    target, asked = tiny_target(), []
+    cost = CycleCost((1, 5, 13), (1.0, 3.0, 4.0), 0.5)
+    drafter = DRAFTERS["eagle3-k3n12"](target)
+
+    class Chosen:
+        def choose(self, batch, temperature, prompt):
+            asked.append((batch, temperature, prompt))
+            return drafter, cost
+
+    monkeypatch.setattr(generation, "bound_profile", lambda profile, target: Chosen())
+    out = eagle_jax.rollout(target, "auto", PROMPTS, profile="profile.yaml", lanes=3, **RUN)
+    assert asked == [(3, 0.0, 31)]
+    assert out.tokens == eagle_jax.rollout(target, None, PROMPTS, lanes=3, **RUN).tokens
+    always = eagle_jax.rollout(target, drafter, PROMPTS, lanes=3, **RUN)
+    assert always.cycles.sum() < out.cycles.sum(), "dear drafts are followed by plain steps"
 
 
 def test_numbers_of_prompts_and_budgets_share_a_program():
@@ -94,7 +114,8 @@ def test_memory_is_that_of_lanes_and_room(monkeypatch):
         (dict(lanes=0), "lanes must be an integer of at least 1, got 0"),
         (dict(samples_per_prompt=0), "samples_per_prompt must be an integer of at least 1"),
         (dict(room=0), "room must be an integer of at least 1, got 0"),
-        (dict(drafter="auto"), "drafter must be a loaded drafter or None in a rollout, got 'auto'"),
+        (dict(drafter="auto"), "profile must be a file of python -m infer.tune"),
+        (dict(cycle_cost=0.5), "cycle_cost must be a number of plain steps, at least 1"),
         (dict(temperature=1.0), "key must be given at temperature > 0"),
         (dict(temperature=1.0, key=np.zeros((5, 2), np.uint32)), "an array of 6 keys .one per reply."),
         (dict(max_new_tokens=[1]), "max_new_tokens must have a number per prompt .6., got 1"),

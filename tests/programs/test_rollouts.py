@@ -1,0 +1,41 @@
+"""Runs `infer.rollouts` on the bundled pair."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from infer import rollouts
+
+
+def test_lanes_write_the_texts_of_batches_in_fewer_passes(capsys):
+    args = rollouts.Args(methods="pld@4", replies=9, lanes=3, median=3, repeats=1, tasks="math")
+    report = rollouts.main(args)
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["rows"] == report["rows"]
+    rows = {(row["method"], row["order"]): row for row in report["rows"]}
+    assert len(rows) == 6 and all(row["different"] == 0 and row["seconds"] > 0 for row in rows.values())
+    lengths = rollouts.lognormal_lengths(9, 3, 0)
+    # The first token of a reply comes with its prompt.
+    assert rows["vanilla", "as they come"]["passes"] == sum(max(lengths[at : at + 3]) - 1 for at in (0, 3, 6))
+    assert rows["vanilla", "lanes"]["passes"] == max(lengths) - 1  # the longest reply, beside which all others fit
+    for method in ("vanilla", "pld@4"):
+        passes = [rows[method, order]["passes"] for order in ("lanes", "sorted", "as they come")]
+        assert passes == sorted(passes)
+    assert rows["vanilla", "as they come"]["speedup"] == 1
+
+
+def test_one_length_is_twenty_medians_and_none_is_longer():
+    lengths = rollouts.lognormal_lengths(257, 8, 1)
+    assert max(lengths) == 160 and np.median(lengths) == 8 and min(lengths) >= 1
+    assert lengths != rollouts.lognormal_lengths(257, 8, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"lanes": 0}, "--lanes must be at least 1, got 0"), ({"methods": "eagle9"}, "eagle9"), ({"seed": -1}, "--seed")],
+)
+def test_bad_options_raise(options, message):
+    with pytest.raises(ValueError, match=message):
+        rollouts.main(rollouts.Args(**options))
