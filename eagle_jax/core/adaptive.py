@@ -89,7 +89,9 @@ class Choice(NamedTuple):
 def start() -> Payoff:
     """Returns the payoff of a run before its first cycle."""
     # An array of its own for every field: a caller may donate them.
-    return Payoff(*(jnp.float32(0) for _ in range(5)), jnp.int32(0), jnp.int32(BURST))
+    return Payoff(
+        jnp.float32(0), jnp.float32(0), jnp.float32(0), jnp.float32(0), jnp.float32(0), jnp.int32(0), jnp.int32(BURST)
+    )
 
 
 def choose(
