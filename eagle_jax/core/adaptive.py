@@ -4,10 +4,11 @@ The scores of the nodes say how many tokens a tree of the best n would yield, an
 would cost: the best ratio is chosen, for the whole batch. Scores of a head that is too sure of itself are corrected by
 what its nodes yielded before.
 
-If the latest cycles emit fewer tokens per row than they cost in plain steps, a burst of plain steps follows, and four
-times as many after each failure in a row. If the scores do not promise more, so many follow that the loss is 2% of
-them. The drafter reads the tokens of a burst at its end, all at once, so a plain step costs what it costs without a
-drafter.
+If the latest cycles gain fewer tokens than they cost in plain steps, a burst of plain steps follows, and four times as
+many after each failure in a row. A batch ends with its last row, so what counts is how far the row with the most tokens
+left came; in lanes that refill themselves it is the mean over the rows. If the scores do not promise more either, so
+many plain steps follow that the loss is 2% of them. The drafter reads the tokens of a burst at its end, all at once, so
+a plain step costs what it costs without a drafter.
 """
 
 from __future__ import annotations
@@ -52,13 +53,13 @@ class Payoff(NamedTuple):
     """Holds what the drafts of a run have yielded.
 
     Attributes:
-      emitted, spent, cycles: tokens per running row in the remembered cycles, their cost in plain steps, their number.
+      gained, spent, cycles: tokens gained in the remembered cycles, their cost in plain steps, their number.
       hoped, kept: drafted tokens per running row, by the scores of the verified nodes and in truth; recent ones weigh
         more.
       wait: plain steps before the next drafted cycle. pause: those after the next failure, at least.
     """
 
-    emitted: Float[Array, ""]
+    gained: Float[Array, ""]
     spent: Float[Array, ""]
     cycles: Float[Array, ""]
     hoped: Float[Array, ""]
@@ -112,9 +113,15 @@ def choose(
     return Choice(rung, costs[rung], hoped[rung], worth[rung])
 
 
-def judge(payoff: Payoff, state: GenerateState, info: StepInfo, choice: Choice) -> Payoff:
-    """Returns the payoff after a drafted cycle; `state` is that before the cycle."""
-    total, cycles = payoff.emitted + _mean(info.emitted, state), payoff.cycles + 1
+def judge(payoff: Payoff, state: GenerateState, info: StepInfo, choice: Choice, refilled: bool = False) -> Payoff:
+    """Returns the payoff after a drafted cycle; `state` is that before the cycle.
+
+    Args:
+      refilled: whether a row that is done makes room for another one.
+    """
+    left = jnp.where(state.done, 0, state.budget - state.num_tokens)
+    gain = _mean(info.emitted, state) if refilled else jnp.max(left) - jnp.max(left - info.emitted)
+    total, cycles = payoff.gained + gain, payoff.cycles + 1
     spent = payoff.spent + choice.cost
     trusted = cycles >= MEMORY
     doubtful = choice.worth < DOUBTFUL

@@ -207,7 +207,7 @@ def _pass(params: Params, state: RolloutState, sampling: Sampling, engine: Engin
     enough = jnp.where(more, -(-len(state.job) // 8), 0)
 
     def drafted(carry: tuple[Array, Payoff, GenerateState]) -> tuple[Array, Payoff, GenerateState]:
-        return jnp.bool_(True), *drafted_cycle(params, *carry[1:], sampling, engine, cost)
+        return jnp.bool_(True), *drafted_cycle(params, *carry[1:], sampling, engine, cost, refilled=True)
 
     def plain(carry: tuple[Array, Payoff, GenerateState]) -> tuple[Array, Payoff, GenerateState]:
         return jnp.bool_(True), *burst(params, *carry[1:], sampling, engine, enough)

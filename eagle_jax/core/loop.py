@@ -158,9 +158,14 @@ def _commit(
 
 
 def drafted_cycle(
-    params: Params, payoff: Payoff, state: GenerateState, sampling: Sampling, engine: Engine, cost: CycleCost
-) -> tuple[Payoff, GenerateState]:
-    """Runs a cycle that verifies as many of the best drafted nodes as pay."""
+    params: Params, payoff: Payoff, state: GenerateState, sampling: Sampling, engine: Engine, cost: CycleCost,
+    refilled: bool = False,
+) -> tuple[Payoff, GenerateState]:  # fmt: skip
+    """Runs a cycle that verifies as many of the best drafted nodes as pay.
+
+    Args:
+      refilled: whether a row that is done makes room for another one.
+    """
     cheaper = engine.drafter.with_level_cost
     drafter = engine.drafter if cheaper is None else cheaper(cost.level)
     randomness = RowRandomness(state.keys, state.num_tokens)
@@ -178,7 +183,7 @@ def drafted_cycle(
     branches = [functools.partial(verify_best, rows) for rows, _ in rungs]
     checked = jax.lax.switch(choice.rung, branches) if len(rungs) > 1 else branches[0]()
     after, info = _commit(params, state._replace(drafter=drafter_state), tree, checked, engine)
-    return adaptive.judge(payoff, state, info, choice), after
+    return adaptive.judge(payoff, state, info, choice, refilled), after
 
 
 def check_cost(engine: Engine) -> None:

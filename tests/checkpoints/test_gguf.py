@@ -266,6 +266,13 @@ def test_files_that_cannot_be_read_raise(tmp_path, monkeypatch):
         ({"qwen2.rope.dimension_count": 8}, {}, "rope.dimension_count must be absent, got 8"),
         ({}, {"rope_freqs.weight": np.full(8, 2.0, np.float32)}, "must hold the factors of Llama 3.1 to 3.3, got"),
         ({}, {"blk.0.attn_sinks.weight": np.zeros(4, np.float32)}, r"unexpected \(1\): blk.0.attn_sinks.weight"),
+        ({"qwen2.block_count": 2}, {}, r"missing \(12\): .*blk\.1\.attn_q\.weight"),  # names of the file
+        ({}, {"blk.0.ffn_up.weight": np.zeros((3, 4), np.float32)}, r"misshaped \(1\): blk\.0\.ffn_up\.weight is"),
+        (
+            {},
+            {"output_norm.weight": np.full(64, np.nan, np.float32)},
+            r"output_norm\.weight.*Fetch the checkpoint again",
+        ),
         ({}, {"output.weight": (np.zeros((89, 292), np.uint8), gguf.GGMLQuantizationType.Q8_K)}, "Q8_K.*Upgrade gguf"),
     ):
         refused(message, write_model(tmp_path / "other.gguf", model, metadata=values, tensors=tensors))

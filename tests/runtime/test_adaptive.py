@@ -158,6 +158,18 @@ def test_doubtful_drafts_of_short_replies_stop_sooner(budget, worth, failures):
     assert cycles == failures
 
 
+def test_a_batch_gains_what_its_last_row_gains():
+    """Two rows have 30 tokens left and one has 8; in refilled lanes the mean counts."""
+    state = prefill(*request_of(tiny_target(), None, PROMPTS[:3], max_new_tokens=[31, 31, 9]))
+    for emitted, slowest, mean in (([3, 1, 5], 1, 3), ([4, 3, 1], 3, 8 / 3), ([2, 2, 2], 2, 2)):
+        for refilled, gain in ((False, slowest), (True, mean)):
+            choice = adaptive.Choice(0, 2.0, 1.0, 1.5)
+            payoff = adaptive.judge(adaptive.start(), state, info_of(emitted), choice, refilled)
+            assert float(payoff.gained) == pytest.approx(gain)
+    over = state._replace(done=jnp.array([False, True, False]))
+    assert float(adaptive.judge(adaptive.start(), over, info_of([3, 0, 1]), choice).gained) == 3
+
+
 def test_the_size_with_the_most_tokens_per_cost_is_chosen():
     """By hand: a chain of two nodes in the running row, whose probabilities are 0.5 and 0.25."""
     state = prefill(*request_of(tiny_target(), None, PROMPTS[:2]))._replace(done=jnp.array([False, True]))

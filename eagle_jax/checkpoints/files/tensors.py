@@ -77,6 +77,10 @@ class TensorReader:
             return _read_fp8(self._paths[name], name)
         return source.get_tensor(name)
 
+    def own_name(self, name: str) -> str:
+        """Returns the name of a tensor, stored or not, as the file gives it, for messages."""
+        return name
+
     def _open_all(self, stem: str | None) -> None:
         for file in _weight_files(self.directory, stem):
             path = self.directory / file
@@ -109,6 +113,10 @@ class TensorView(TensorReader):
     def read(self, name: str) -> Any:
         """Reads a tensor as the reader does."""
         return self.inner.read(name)
+
+    def own_name(self, name: str) -> str:
+        """Returns the name of a tensor as the reader does."""
+        return self.inner.own_name(name)
 
 
 def _weight_files(directory: Path, stem: str | None) -> list[str]:

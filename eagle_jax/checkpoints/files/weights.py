@@ -59,23 +59,26 @@ def plan(
 ) -> dict[str, tuple[str, bool]]:
     """Assigns tensors to parameters: {path: (name, transpose)}; mismatches go to `problems`."""
     chosen: dict[str, tuple[str, bool]] = {}
+    own = reader.own_name
     for name, info in reader.infos.items():
         if table.ignores(name):
             continue
         path, transpose = table.path_of(name) or ("", False)
         if path not in expected:
-            problems.found["unexpected"].append(name)
+            problems.found["unexpected"].append(own(name))
             continue
         if path in chosen:
-            problems.found["other"].append(f"{name} and {chosen[path][0]} are the same tensor under two names")
+            problems.found["other"].append(
+                f"{own(name)} and {own(chosen[path][0])} are the same tensor under two names"
+            )
             continue
         chosen[path] = (name, transpose)
         shape = expected[path][::-1] if transpose else expected[path]
         if info.shape != shape:
-            problems.found["misshaped"].append(f"{name} is {list(info.shape)}, expected {list(shape)}")
+            problems.found["misshaped"].append(f"{own(name)} is {list(info.shape)}, expected {list(shape)}")
         elif info.dtype not in (*FLOAT_DTYPES, QUANTISED):
-            problems.found["other"].append(f"{name} is stored as {info.dtype}, which config.json does not explain")
-    problems.found["missing"].extend(table.name_of(path)[0] for path in expected if path not in chosen)
+            problems.found["other"].append(f"{own(name)} is stored as {info.dtype}, which config.json does not explain")
+    problems.found["missing"].extend(own(table.name_of(path)[0]) for path in expected if path not in chosen)
     return chosen
 
 
@@ -106,7 +109,7 @@ def read_planned(
     for path, (name, transpose) in chosen.items():
         parts, count = _convert(reader.read(name), path, transpose, loaded, schemes[path])
         if count:
-            spoiled[name] = count
+            spoiled[reader.own_name(name)] = count
         if spoiled:  # only counted from here on
             continue
         with loading_errors(str(reader.directory), size):

@@ -106,11 +106,23 @@ class GgufReader(TensorReader):
         # In llama.cpp's files of Llama, RoPE rotates neighbouring rows; here row i and row i + head_dim / 2.
         return array.reshape(self.values[key], -1, 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
 
+    def own_name(self, name: str) -> str:
+        """Returns the name in the file of a tensor with this name in a checkpoint of Hugging Face."""
+        match = re.fullmatch(r"(?:model\.layers\.(?P<i>[0-9]+)\.)?(?P<stem>[\w.]+)\.(?P<leaf>weight|bias)", name)
+        stems = {theirs: own for own, theirs in self._tensors.items()}
+        if match is None or match["stem"] not in stems:
+            return name
+        layer = "" if match["i"] is None else f"blk.{match['i']}."
+        return f"{layer}{stems[match['stem']]}.{match['leaf']}"
+
+    @property
+    def _tensors(self) -> Mapping[str, str]:
+        return _GEMMA if self._file.metadata["general.architecture"] == "gemma3" else _TENSORS
+
     def _open_all(self, stem: str | None) -> None:
-        tensors = _GEMMA if self._file.metadata["general.architecture"] == "gemma3" else _TENSORS
         for name, tensor in self._file.tensors.items():
             if name != _FACTORS:
-                renamed = _renamed(name, tensors)
+                renamed = _renamed(name, self._tensors)
                 self.infos[renamed] = TensorInfo(tensor.shape, "float32", self.directory.name)
                 self._sources[renamed] = name
 
