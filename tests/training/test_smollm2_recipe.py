@@ -77,3 +77,20 @@ def test_a_run_writes_replies_and_lossless_heads(tmp_path, capsys):
     assert {"gsm8k", "code", "completion"} <= {row["source"] for row in rows}
     known = eagle_jax.chat_ids(eagle_jax.load_tokenizer(place, target.config), [{"role": "user", "content": KNOWN}])
     assert known not in [row["tokens"][: len(known)] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shard_rows": 9}, "--shard-rows must be a multiple of --rows 4 and at least .* got 9"),
+        ({"shard_rows": 4, "rows": 4}, "--shard-rows must be a multiple of --rows 4 and at least"),
+        ({"updates": 7, "shard_rows": 8}, "--updates must be a multiple of 2, a pass over a shard, got 7"),
+        ({"replies": "here"}, "--replies must hold replies.jsonl, got .* without"),
+    ],
+)
+def test_options_that_do_not_fit_raise(tmp_path, options, message):
+    given = OPTIONS | {"data": tmp_path, "tasks": tmp_path, "out": tmp_path / "out"} | options
+    if "replies" in options:
+        given["replies"] = tmp_path
+    with pytest.raises(ValueError, match=message):
+        recipe.main(recipe.Args(**given))

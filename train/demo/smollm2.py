@@ -11,8 +11,8 @@ With jax 0.11.2 on an H200, Triton GEMM raised CUDA_ERROR_ILLEGAL_INSTRUCTION. T
 - Features stay in device memory, 4.8 GB per shard of 1,024 rows. The bundled head was trained on 13 shards.
 
 `--out` gets `replies.jsonl` and `heldout.jsonl` (rows as of `train.regenerate`), `head/` (official layout) and
-`log.jsonl`. With `replies.jsonl` there, or in `--replies`, the run begins with training. The last line of output is one
-JSON object.
+`log.jsonl`. With `replies.jsonl` there, or in `--replies`, the run begins with training; a stopped step begins anew.
+The last line of output is one JSON object.
 
 The bundled head was made by these functions in about seven minutes, with `--seconds 165 --own-batches 10 2 --no-norms
 --updates 4608 --seed 7`. What was tried: `eagle_jax/assets/smollm2/README.md`.
