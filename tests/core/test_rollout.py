@@ -64,7 +64,7 @@ def test_replies_are_those_of_generate(lanes, room, samples, temperature):
     (9, 1, 9.0),  # no cycle pays: bursts alone, which end when two of the lanes are free
 ])  # fmt: skip
 def test_replies_are_those_of_generate_whatever_a_cycle_costs(lanes, samples, passes, monkeypatch):
-    for name, value in {"BURST": 6, "LOSS": 1.0, "SLACK": 1.0}.items():
+    for name, value in {"BURST": 20, "LOSS": 1.0, "SLACK": 1.0}.items():
         monkeypatch.setattr(adaptive, name, value)
     rng, sizes = np.random.default_rng(lanes), Sizes(max_tokens=24, chunk=4)
     prompts = [prompt for prompt in PROMPTS for _ in range(3 * samples)]
