@@ -20,7 +20,19 @@ import numpy as np
 
 import eagle_jax
 from eagle_jax.config import TreeConfig
-from eagle_jax.core import ROOT, CycleCost, Drafter, DraftTree, Params, RowRandomness, Verified, empty_tree
+from eagle_jax.core import (
+    ROOT,
+    CycleCost,
+    Drafter,
+    DraftTree,
+    GenerateState,
+    Params,
+    RowRandomness,
+    Verified,
+    ancestor_mask,
+    empty_tree,
+    node_depths,
+)
 from eagle_jax.core.loop import step
 from eagle_jax.core.prompts import prefill
 from eagle_jax.drafters import vanilla_drafter
@@ -29,7 +41,7 @@ from eagle_jax.parallel import to_host
 from eagle_jax.runtime.compilation import forget_programs
 from eagle_jax.runtime.errors import check_finite
 from eagle_jax.runtime.generation import prefill_program, request_of, step_program
-from eagle_jax.runtime.request import empty_caches
+from eagle_jax.runtime.request import Request, empty_caches
 from infer.common.methods import tree_words
 from infer.common.timing import Part, time_repetitions
 from infer.tuning.trials import Prompt, Setting, arguments, request_at_width, show_progress
@@ -50,12 +62,13 @@ class Costs(NamedTuple):
     Attributes:
       rows: of a target pass, ascending from 1, plain decoding.
       passes: seconds of a cycle without drafting.
-      drafts: seconds of some trees of a method: (depth, top_k, seconds), for drafting and updating its state.
+      drafts: of a method, for some top_k and numbers of drafted levels: (levels, top_k, seconds), for drafting and
+        updating its state.
     """
 
     rows: list[int]
     passes: list[float]
-    drafts: dict[str, list[tuple[int, int, float]]]
+    drafts: dict[str, list[tuple[float, int, float]]]
 
     def at_rows(self, rows: int) -> float:
         """Returns the seconds of a cycle that verifies `rows` rows, without drafting."""
@@ -63,7 +76,7 @@ class Costs(NamedTuple):
 
     def cycle(self, method: str, tree: TreeConfig) -> float:
         """Returns the seconds of a cycle of a method with a tree, bilinear in its depth and top_k."""
-        terms = np.array([[1, depth, width, depth * width] for depth, width, _ in self.drafts[method]], float)
+        terms = np.array([[1, levels, width, levels * width] for levels, width, _ in self.drafts[method]], float)
         weights = np.linalg.lstsq(terms, [seconds for *_, seconds in self.drafts[method]], rcond=None)[0]
         added = weights @ [1, tree.depth, tree.top_k, tree.depth * tree.top_k]
         return self.at_rows(tree.num_nodes + 1) + max(float(added), 0.0)
@@ -103,15 +116,18 @@ def measure_costs(
     calls: dict[Any, Callable[[], Any]] = passes_of(target, rows, prompts, setting)
     ends = {(method, tree): trees[tree] for method, trees in drafters.items() for tree in extremes(trees)}
     calls |= {name: drafting_of(target, drafter, prompts, setting) for name, drafter in ends.items()}
+    results = {}
     for number, (name, call) in enumerate(calls.items(), 1):
         what = f"drafts of {name[0]}, {tree_words(name[1])}" if name in ends else f"a target pass of {name} rows"
         show_progress(f"costs: compiling {number} of {len(calls)}, {what}")
-        call()
+        results[name] = call()
     show_progress(f"costs: measuring, {repeats} repetitions")
     seconds = {name: min(values) / TURNS for name, values in time_repetitions(calls, repeats).items()}
     costs = Costs(rows, [seconds[width] for width in rows], {method: [] for method in drafters})
     for method, tree in ends:
-        costs.drafts[method].append((tree.depth, tree.top_k, seconds[method, tree]))
+        levels = float(results[method, tree].levels) / TURNS
+        drafting = max(seconds[method, tree] - seconds[1], 0.0)
+        costs.drafts[method].append((levels, tree.top_k, drafting))
     return costs
 
 
@@ -122,20 +138,26 @@ def extremes(trees: Iterable[TreeConfig]) -> list[TreeConfig]:
     return list(dict.fromkeys(tree for alike in ends for tree in (alike[0], alike[-1])))
 
 
-def passes_of(
-    target: eagle_jax.Target, widths: Iterable[int], prompts: Sequence[Prompt], setting: Setting
-) -> dict[Any, Callable[[], Any]]:
-    """Returns calls by width that run `TURNS` cycles of so many rows, without drafting, after these prompts.
+def blank_state(target: eagle_jax.Target, prompts: Sequence[Prompt], setting: Setting) -> tuple[Request, GenerateState]:
+    """Returns a request of plain decoding after these prompts, and a state of it.
 
     The state is an empty cache with the right lengths: no prefill is compiled, and the work of a cycle does not depend
     on the numbers in it.
     """
     drafter = eagle_jax.BoundDrafter.bind(blank(1), target)
-    params, batch, sampling, engine, sizes = request_of(target, drafter, eos_ids=(), **arguments(prompts, setting))
+    request = request_of(target, drafter, eos_ids=(), **arguments(prompts, setting))
+    params, batch, sampling, engine, sizes = request
     start = functools.partial(prefill, engine=engine, sizes=sizes)
     state = jax.eval_shape(start, params, batch, sampling)
     state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), state._replace(keys=None))
-    state = state._replace(cache=state.cache._replace(length=batch.lengths), keys=batch.keys)
+    return request, state._replace(cache=state.cache._replace(length=batch.lengths), keys=batch.keys)
+
+
+def passes_of(
+    target: eagle_jax.Target, widths: Iterable[int], prompts: Sequence[Prompt], setting: Setting
+) -> dict[Any, Callable[[], Any]]:
+    """Returns calls by width that run `TURNS` cycles of so many rows, without drafting, after these prompts."""
+    (params, _, sampling, engine, _), state = blank_state(target, prompts, setting)
 
     def repeated(width: int) -> Callable[[], Any]:
         wide = engine._replace(drafter=blank(width))
@@ -144,25 +166,41 @@ def passes_of(
     return {width: repeated(width) for width in widths}
 
 
+class Drafting(NamedTuple):
+    """Holds the carry of `drafting_of`: states of target and drafter, and the levels that were drafted so far."""
+
+    target: GenerateState
+    drafter: Any
+    levels: jax.Array
+
+
 def drafting_of(
     target: eagle_jax.Target, drafter: eagle_jax.BoundDrafter, prompts: Sequence[Prompt], setting: Setting
-) -> Callable[[], Any]:
-    """Returns a call that drafts `TURNS` times and confirms a whole path each time, without the target."""
+) -> Callable[[], Drafting]:
+    """Returns a call that runs `TURNS` plain steps, and after each drafts and confirms a whole path.
+
+    Between two drafts the weights of the target pass through the caches of the processor, as in generation. On an empty
+    state some levels may not be drafted, since no node of theirs could enter the tree: the call returns their number.
+    """
+    plain, state = blank_state(target, prompts, setting)
     params, batch, sampling, engine, sizes = request_of(target, drafter, **arguments(prompts, setting))
     method = engine.drafter
-    _, state = empty_caches(params, engine, len(prompts), sizes.slots)
-    randomness = RowRandomness(batch.keys, batch.lengths)
+    _, own = empty_caches(params, engine, len(prompts), sizes.slots)
     shape = len(prompts), method.depth + 1, len(method.taps) * target.config.hidden_size
 
-    def cycle(params: Params, carry: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
-        state, root = carry
-        tree, state = method.draft(params, state, root, randomness, sampling)
+    def cycle(params: Params, carry: Drafting) -> Drafting:
+        state, _ = step(params, carry.target, sampling, plain.engine)
+        randomness = RowRandomness(batch.keys, batch.lengths)
+        tree, own = method.draft(params, carry.drafter, state.root, randomness, sampling)
+        levels = jnp.max(node_depths(ancestor_mask(tree.parents, method.depth)))
         path = tree.tokens[:, : method.depth + 1]
-        features = jnp.broadcast_to(root[:, None, None].astype(target.dtype), shape)  # not a constant of the loop
-        verified = Verified(path, path, features, batch.lengths, jnp.ones_like(root))
-        return method.update(params, state, verified), path[:, -1]
+        features = jnp.broadcast_to(state.root[:, None, None].astype(target.dtype), shape)  # no constant of the loop
+        verified = Verified(path, path, features, batch.lengths, jnp.ones_like(state.root))
+        own = method.update(params, own, verified)
+        # The next step follows from this draft, so that the compiler keeps both.
+        return Drafting(state._replace(root=path[:, -1]), own, carry.levels + levels)
 
-    return Part(cycle, params, (state, batch.prompts[:, 0])).repeat(TURNS)
+    return Part(cycle, params, Drafting(state, own, jnp.int32(0))).repeat(TURNS)
 
 
 def blank(rows: int) -> Drafter:
