@@ -258,7 +258,7 @@ class PromptLookup(BoundDrafter):
         Raises:
           ValueError: a sample or prompt is not a list of token ids of the target, or their numbers differ.
         """
-        history = packed_history(samples, self.target.config.vocab_size, prompts, self.settings[0])
+        history = packed_history(samples, self.target.config.vocab_size, prompts, self.settings[0], "samples")
         method = prompt_lookup_drafter(*self.settings, history=True)
         return self.bind(method, self.target, {"history": history}, self.name, settings=self.settings)
 

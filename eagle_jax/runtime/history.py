@@ -11,21 +11,22 @@ import numpy as np
 from eagle_jax.drafters import History, pack_history
 
 
-def packed_history(samples: Any, vocab: int, prompts: Any = None, ngram: int = 0) -> History:
+def packed_history(samples: Any, vocab: int, prompts: Any = None, ngram: int = 0, name: str = "history") -> History:
     """Returns `pack_history` of samples, each behind the last `ngram` tokens of its prompt if there are prompts.
 
     Args:
       samples: token ids per sample; empty ones are left out. vocab: the target's. prompts: one per sample, or None.
+      name: of the samples in messages.
 
     Raises:
       ValueError: a sample or prompt is not a list of token ids, or their numbers differ.
     """
-    rows = _token_rows("history", samples, vocab)
+    rows = _token_rows(name, samples, vocab)
     owners = None if prompts is None else _token_rows("prompts", prompts, vocab)
     if owners is not None and len(owners) != len(rows):
         raise ValueError(
-            f"prompts must have one prompt for each of the {len(rows)} samples, got {len(owners)}. Repeat a prompt for "
-            "each of its samples."
+            f"prompts must have one prompt for each of the {len(rows)} samples, got {len(owners)}. Give as many of "
+            "both."
         )
     kept = [index for index, row in enumerate(rows) if row.size]
     if owners is None:
@@ -52,7 +53,7 @@ def _token_rows(name: str, rows: Any, vocab: int) -> list[np.ndarray]:
             row = np.asarray(None)
         if row.ndim != 1 or (row.size and not np.issubdtype(row.dtype, np.integer)):
             raise ValueError(
-                f"{name}[{index}] must be a flat list of token ids, got {given!r:.40}. Pass a list per sample."
+                f"{name}[{index}] must be a flat list of token ids, got {given!r:.40}. Pass a list of such lists."
             )
         if (bad := row[(row < 0) | (row >= vocab)]).size:
             raise ValueError(

@@ -227,8 +227,8 @@ def bound_profile(profile: Profile | str | os.PathLike[str] | None, target: Targ
         return profile
     if not isinstance(profile, str | os.PathLike):
         raise ValueError(
-            'profile must be a file of python -m infer.tune or a result of load_profile with drafter="auto", got '
-            f"{profile!r}. Without one pass a drafter, or None for plain decoding."
+            'profile must be given with drafter="auto": a file of python -m infer.tune or a result of load_profile, '
+            f"got {profile!r}. Give one, or another drafter; None is plain decoding."
         )
     path = Path(profile).resolve()
     stamp = path.stat().st_mtime_ns if path.is_file() else None

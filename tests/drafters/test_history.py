@@ -178,14 +178,14 @@ def test_streams_sessions_rollouts_and_meshes_draft_from_the_history():
 @pytest.mark.parametrize(
     ("history", "message"),
     [
-        ("abc", "history must be a list of lists of token ids, got 'abc'"),
-        (7, "history must be a list of lists of token ids, got 7"),
-        ([[1], "ab"], r"history\[1\] must be a flat list of token ids, got 'ab'"),
-        ([3, 4], r"history\[0\] must be a flat list of token ids, got 3"),
-        ([[1, [2]]], r"history\[0\] must be a flat list of token ids"),
-        ([[1.5]], r"history\[0\] must be a flat list of token ids"),
-        ([[], [4, 12]], r"history\[1\] must be tokens 0 to 11, got 12"),
-        ([[-1]], r"history\[0\] must be tokens 0 to 11, got -1"),
+        ("abc", "(history|samples) must be a list of lists of token ids, got 'abc'"),
+        (7, "(history|samples) must be a list of lists of token ids, got 7"),
+        ([[1], "ab"], r"(history|samples)\[1\] must be a flat list of token ids, got 'ab'"),
+        ([3, 4], r"(history|samples)\[0\] must be a flat list of token ids, got 3"),
+        ([[1, [2]]], r"(history|samples)\[0\] must be a flat list of token ids"),
+        ([[1.5]], r"(history|samples)\[0\] must be a flat list of token ids"),
+        ([[], [4, 12]], r"(history|samples)\[1\] must be tokens 0 to 11, got 12"),
+        ([[-1]], r"(history|samples)\[0\] must be tokens 0 to 11, got -1"),
     ],
 )
 def test_bad_samples_raise(history, message):

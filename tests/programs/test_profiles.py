@@ -172,8 +172,8 @@ def test_an_invalid_profile_is_an_error(path, change, message):
 def test_an_argument_that_is_no_profile_is_an_error(path, tmp_path):
     target = tiny_target()
     for drafter, wrong, message in (
-        ("auto", None, 'load_profile with drafter="auto", got None'),
-        ("auto", 3, 'load_profile with drafter="auto", got 3'),
+        ("auto", None, 'given with drafter="auto": .* load_profile, got None'),
+        ("auto", 3, 'given with drafter="auto": .* load_profile, got 3'),
         (None, path, 'profile must be None unless drafter is "auto"'),
         ("auto", tmp_path / "none.yaml", str(tmp_path / "none.yaml")),
     ):

@@ -114,7 +114,7 @@ def test_memory_is_that_of_lanes_and_room(monkeypatch):
         (dict(lanes=0), "lanes must be an integer of at least 1, got 0"),
         (dict(samples_per_prompt=0), "samples_per_prompt must be an integer of at least 1"),
         (dict(room=0), "room must be an integer of at least 1, got 0"),
-        (dict(drafter="auto"), "profile must be a file of python -m infer.tune"),
+        (dict(drafter="auto"), "profile must be given with drafter"),
         (dict(cycle_cost=0.5), "cycle_cost must be a number of plain steps, at least 1"),
         (dict(temperature=1.0), "key must be given at temperature > 0"),
         (dict(temperature=1.0, key=np.zeros((5, 2), np.uint32)), "an array of 6 keys .one per reply."),
