@@ -59,9 +59,9 @@ def test_replies_are_those_of_generate(lanes, room, samples, temperature):
 
 
 @pytest.mark.parametrize(("lanes", "samples", "passes"), [
-    (3, 2, 1.0),  # every cycle pays
-    (3, 2, 2.0),  # smaller trees, and bursts of plain steps
-    (9, 1, 9.0),  # no cycle pays: bursts alone, which end when two of the lanes are free
+    (3, 2, (1.0, 1.0, 1.0)),  # every cycle pays
+    (3, 2, (1.0, 2.0, 2.0)),  # smaller trees
+    (9, 1, (9.0, 9.0, 9.0)),  # no cycle pays: bursts, which end when two of the lanes are free
 ])  # fmt: skip
 def test_replies_are_those_of_generate_whatever_a_cycle_costs(lanes, samples, passes, monkeypatch):
     for name, value in {"BURST": 20, "LOSS": 1.0, "SLACK": 1.0}.items():
@@ -71,7 +71,7 @@ def test_replies_are_those_of_generate_whatever_a_cycle_costs(lanes, samples, pa
     budget = rng.integers(1, sizes.max_tokens + 1, len(prompts)).tolist()
     batch, params = batch_of(prompts, budget, [[3]] * len(prompts), sizes.chunk), parameters(random_table(VOCAB))
     plain = Engine(TARGET, vanilla_drafter(), log_probs="target")
-    cost = CycleCost((1, 3, 5), (1.0, passes, passes), 0.01)
+    cost = CycleCost((1, 3, 5), passes, 0.01)
     engine = Engine(TARGET, table_drafter(TREE, VOCAB), log_probs="target", cycle_cost=cost)
     sampling, jobs = make_sampling(1.0), jobs_of(batch, samples * 3)
     done = rollout_jit(params, jobs, sampling, engine=engine, sizes=sizes, lanes=lanes, room=2)
@@ -86,10 +86,10 @@ def test_replies_are_those_of_generate_whatever_a_cycle_costs(lanes, samples, pa
     cycles, accepted = np.asarray(done.replies.cycles), np.asarray(done.replies.accepted)
     np.testing.assert_array_equal(accepted.sum(1), cycles)
     saved = (np.asarray(state.cycles) - cycles).sum()
-    assert saved > 0 or passes == 9
+    assert saved > 0 or passes[0] == 9
     assert done.lanes.drafter.sound.all()
-    # A free lane waits for the end of a burst, and for the next reply at most.
-    assert cycles.sum() / lanes <= done.passes <= 1.5 * cycles.sum() / lanes + sizes.max_tokens
+    # Lanes idle at the end, and few of them in a burst: with all of them it took 39 passes where it takes 29.
+    assert cycles.sum() / lanes <= done.passes <= 1.1 * cycles.sum() / lanes + 0.7 * cycles.max()
 
 
 def test_a_rollout_in_parts_is_the_same():
