@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 
 from infer import rollouts
+from tests.models import tiny_target
 
 
-def test_lanes_write_the_texts_of_batches_in_fewer_passes(capsys):
+def test_lanes_write_the_texts_of_batches_in_fewer_passes(capsys, monkeypatch):
+    monkeypatch.setattr(rollouts, "load_pair", lambda args: (tiny_target(), None))
+    monkeypatch.setattr(rollouts, "chat_ids", lambda _, messages: [len(messages[0]["content"]) % 12, 3, 5])
     args = rollouts.Args(methods="pld@4", replies=9, lanes=3, median=3, repeats=1, tasks="math")
     report = rollouts.main(args)
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["rows"] == report["rows"]
