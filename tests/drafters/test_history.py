@@ -80,6 +80,24 @@ def test_the_longest_match_is_drafted_and_the_texts_own_before_a_sample(
     assert np.asarray(tree.parents)[0].tolist() == [ROOT, *range(len(wanted)), *[PADDING] * (5 - len(wanted))]
 
 
+@pytest.mark.parametrize(
+    ("prompt", "sample", "other", "following"),
+    [
+        ([1], [2, 7], [0, 2, 8], 8),  # the longer n-gram, although of another prompt
+        ([1], [2, 7], [2, 8], 7),
+        ([1, 0, 2], [2, 7], [2, 8], 7),  # the prompt is the whole text
+        ([1, 0, 2, 4], [2, 7], [2, 8], 8),  # a longer prompt
+    ],
+)
+def test_own_samples_come_first_among_equal_matches(prompt, sample, other, following):
+    history = pack_history([np.asarray(sample), np.asarray(other)], [np.asarray(prompt), np.asarray([3])])
+    state = LookupState(jnp.asarray([[1, 0, 9, 9, 9, 9, 9, 9]], jnp.int32), jnp.asarray([2]))
+    randomness = RowRandomness(jax.random.split(jax.random.key(0), 1), jnp.zeros((1,), jnp.int32))
+    params = {"drafter": {"history": history}}
+    tree, _ = draft_jit(3, 5, False, 1)(params, state, jnp.asarray([2]), randomness, Sampling())
+    assert int(tree.tokens[0, 1]) == following and int(tree.parents[0, 1]) == 0
+
+
 def test_a_full_history_and_one_of_an_array_are_searched_to_their_ends():
     """The last sample ends where the array ends, once with its separator and once without."""
     long = np.arange(1023) % 1000
