@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,9 +20,13 @@ from eagle_jax.config import DecoderConfig, check_integer
 from eagle_jax.core import Batch, Drafter, Engine, Params, Sampling, Sizes, make_sampling, required_slots
 from eagle_jax.runtime.drafters import BoundDrafter
 from eagle_jax.runtime.target import Target
+from eagle_jax.runtime.tokens import integers, is_list, token_rows
 
 PREFILL_CHUNK = 256
 """Most prompt tokens per prefill pass."""
+
+NESTING = "generate takes a list of prompts, and stream takes one prompt."
+"""Remedy for prompts that are nested too much or too little."""
 
 StopTokens = int | Sequence[int] | Sequence[Sequence[int]] | None
 """One id, one set for all rows, one set per row, or None for the target's own."""
@@ -51,7 +55,7 @@ def prepare(
       ValueError: naming the argument, its rule and the remedy.
     """
     _check_not_traced(prompts=prompts, max_new_tokens=max_new_tokens, eos_ids=eos_ids, key=key, arrays=jnp.zeros(()))
-    rows = _check_prompts(prompts, name, config)
+    rows = token_rows(prompts, "prompts", config.vocab_size, place=name, nesting=NESTING)
     budgets = _check_budgets(max_new_tokens, rows, config)
     stops = _stop_table(eos_ids, len(rows), config)
     lengths = np.array([len(row) for row in rows], np.int32)
@@ -133,7 +137,7 @@ def with_taps(request: Request, taps: Any, config: DecoderConfig) -> Request:
     """
     if taps is None:
         return request
-    found = None if isinstance(taps, str) else _integers(taps)
+    found = None if isinstance(taps, str) else integers(taps)
     layers = config.num_layers
     if found is None or found.ndim != 1 or not found.size or found.min() < 0 or found.max() > layers:
         raise ValueError(
@@ -178,35 +182,6 @@ def round_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def _check_prompts(prompts: Any, name: str, config: DecoderConfig) -> list[np.ndarray]:
-    if not isinstance(prompts, Sequence | np.ndarray | jax.Array) or isinstance(prompts, str) or not len(prompts):
-        raise ValueError(f"prompts must be a non-empty list of lists of token ids, got {_quoted(prompts)}")
-    rows = []
-    for index, prompt in enumerate(prompts):
-        row, place = _integers(prompt), name.format(index)
-        if row is None or row.ndim != 1 or row.size == 0:
-            raise ValueError(f"{place} must be a non-empty flat list of token ids, got {_quoted(prompt)}")
-        if (bad := np.flatnonzero((row < 0) | (row >= config.vocab_size))).size:
-            raise ValueError(
-                f"{place}[{bad[0]}] must be 0 to {config.vocab_size - 1}, got {row[bad[0]]}. Use the target's own "
-                "tokenizer."
-            )
-        rows.append(row.astype(np.int32))
-    return rows
-
-
-def _quoted(value: Any) -> str:
-    """Returns the beginning of a value that is no prompt, and a remedy."""
-    remedy = "Pass the ids that the target's tokenizer returns."
-    if isinstance(value, Mapping):  # such as BatchEncoding
-        remedy = "Pass its ['input_ids']."
-    elif isinstance(value, str):
-        remedy = "Tokenize the text first: tokenizer.encode(text)."
-    elif isinstance(value, numbers.Integral) or (isinstance(value, Sequence) and any(map(_is_list, value))):
-        remedy = "generate takes a list of prompts, and stream takes one prompt."
-    return f"{value!r:.40}. {remedy}"
-
-
 def _check_budgets(max_new_tokens: int | Sequence[int], rows: list[np.ndarray], config: DecoderConfig) -> list[int]:
     given: Any = max_new_tokens.tolist() if isinstance(max_new_tokens, np.ndarray | jax.Array) else max_new_tokens
     several = isinstance(given, Sequence) and not isinstance(given, str)
@@ -226,30 +201,17 @@ def _check_budgets(max_new_tokens: int | Sequence[int], rows: list[np.ndarray], 
     return budgets
 
 
-def _integers(values: Any) -> np.ndarray | None:
-    """Returns `values` as an array of integers, or as an empty array; None for other values."""
-    if isinstance(values, bool | str | bytes | set | dict):
-        return None
-    if isinstance(values, Sequence) and any(isinstance(value, bool) for value in values):
-        return None  # NumPy would convert them to 0 and 1
-    try:
-        array = np.asarray(values)
-    except ValueError:  # rows of different lengths
-        return None
-    return array if array.size == 0 or np.issubdtype(array.dtype, np.integer) else None
-
-
 def _stop_table(eos_ids: StopTokens, batch: int, config: DecoderConfig) -> np.ndarray:
     """Returns [B, E] int32, padded with -1; E is a multiple of 4, so few stop tokens compile anew."""
     if eos_ids is None:
         eos_ids = config.eos_ids
     given: Any = eos_ids
-    rows = list(given) if _is_list(given) and any(map(_is_list, given)) else [given] * batch
+    rows = list(given) if is_list(given) and any(map(is_list, given)) else [given] * batch
     if len(rows) != batch:
         raise ValueError(f"eos_ids must have a list per prompt ({batch}), got {len(rows)} lists. Give one flat list.")
     sets = []
     for row in rows:
-        ids = _integers(row)
+        ids = integers(row)
         if ids is None or ids.ndim > 1:
             raise ValueError(f"eos_ids must be a token id, a list, or a list per prompt, got {eos_ids!r}. Give ids.")
         if bad := [token for token in ids.flat if not 0 <= token < config.vocab_size]:
@@ -259,7 +221,3 @@ def _stop_table(eos_ids: StopTokens, batch: int, config: DecoderConfig) -> np.nd
     for index, ids in enumerate(sets):
         table[index, : len(ids)] = ids
     return table
-
-
-def _is_list(value: Any) -> bool:
-    return hasattr(value, "__len__") and getattr(value, "ndim", 1) > 0

@@ -86,9 +86,11 @@ def rollout(
     check_names("rollout", options)
     key = options.get("key")
     placeholder: Options = {**options, "key": None if key is None else 0}
+    replies_given = len(prompts) * samples_per_prompt if hasattr(prompts, "__len__") else lanes  # checked below
     request = request_of(
-        target, drafter, prompts, profile, cycle_cost=cycle_cost, fits=False, lanes=lanes, **placeholder
-    )
+        target, drafter, prompts, profile, cycle_cost=cycle_cost, fits=False, lanes=min(lanes, replies_given),
+        **placeholder,
+    )  # fmt: skip
     request = with_taps(request, taps, target.config)
     params, batch, sampling, engine, sizes = request
     count, samples = len(batch.lengths), samples_per_prompt

@@ -116,18 +116,19 @@ def measure_costs(
     calls: dict[Any, Callable[[], Any]] = passes_of(target, rows, prompts, setting)
     ends = {(method, tree): trees[tree] for method, trees in drafters.items() for tree in extremes(trees)}
     calls |= {name: drafting_of(target, drafter, prompts, setting) for name, drafter in ends.items()}
-    results = {}
+    levels = {}
     for number, (name, call) in enumerate(calls.items(), 1):
         what = f"drafts of {name[0]}, {tree_words(name[1])}" if name in ends else f"a target pass of {name} rows"
         show_progress(f"costs: compiling {number} of {len(calls)}, {what}")
-        results[name] = call()
+        found = call()
+        if name in ends:
+            levels[name] = float(found.levels) / TURNS
     show_progress(f"costs: measuring, {repeats} repetitions")
     seconds = {name: min(values) / TURNS for name, values in time_repetitions(calls, repeats).items()}
     costs = Costs(rows, [seconds[width] for width in rows], {method: [] for method in drafters})
     for method, tree in ends:
-        levels = float(results[method, tree].levels) / TURNS
         drafting = max(seconds[method, tree] - seconds[1], 0.0)
-        costs.drafts[method].append((levels, tree.top_k, drafting))
+        costs.drafts[method].append((levels[method, tree], tree.top_k, drafting))
     return costs
 
 
@@ -150,7 +151,8 @@ def blank_state(target: eagle_jax.Target, prompts: Sequence[Prompt], setting: Se
     start = functools.partial(prefill, engine=engine, sizes=sizes)
     state = jax.eval_shape(start, params, batch, sampling)
     state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), state._replace(keys=None))
-    return request, state._replace(cache=state.cache._replace(length=batch.lengths), keys=batch.keys)
+    cache = state.cache._replace(length=batch.lengths)
+    return request, state._replace(cache=cache, keys=batch.keys, budget=batch.budget, eos_ids=batch.eos_ids)
 
 
 def passes_of(

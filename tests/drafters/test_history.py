@@ -202,8 +202,8 @@ def test_streams_sessions_rollouts_and_meshes_draft_from_the_history():
         ([3, 4], r"(history|samples)\[0\] must be a flat list of token ids, got 3"),
         ([[1, [2]]], r"(history|samples)\[0\] must be a flat list of token ids"),
         ([[1.5]], r"(history|samples)\[0\] must be a flat list of token ids"),
-        ([[], [4, 12]], r"(history|samples)\[1\] must be tokens 0 to 11, got 12"),
-        ([[-1]], r"(history|samples)\[0\] must be tokens 0 to 11, got -1"),
+        ([[], [4, 12]], r"(history|samples)\[1\]\[1\] must be 0 to 11, got 12"),
+        ([[-1]], r"(history|samples)\[0\]\[0\] must be 0 to 11, got -1"),
     ],
 )
 def test_bad_samples_raise(history, message):
@@ -218,7 +218,7 @@ def test_bad_samples_raise(history, message):
     [
         ([[1], [2]], "prompts must have one prompt for each of the 1 samples, got 2"),
         ("abc", "prompts must be a list of lists of token ids, got 'abc'"),
-        ([[12]], r"prompts\[0\] must be tokens 0 to 11, got 12"),
+        ([[12]], r"prompts\[0\]\[0\] must be 0 to 11, got 12"),
     ],
 )
 def test_bad_prompts_of_samples_raise(prompts, message):

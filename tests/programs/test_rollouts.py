@@ -1,4 +1,4 @@
-"""Runs `infer.rollouts` on the bundled pair."""
+"""Runs `infer.rollouts` on a tiny target."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ def test_lanes_write_the_texts_of_batches_in_fewer_passes(capsys, monkeypatch):
     lengths = rollouts.lognormal_lengths(9, 3, 0)
     # The first token of a reply comes with its prompt.
     assert rows["vanilla", "as they come"]["passes"] == sum(max(lengths[at : at + 3]) - 1 for at in (0, 3, 6))
+    assert rows["vanilla", "sorted"]["passes"] == sum(sorted(lengths, reverse=True)[at] - 1 for at in (0, 3, 6))
     assert rows["vanilla", "lanes"]["passes"] == max(lengths) - 1  # the longest reply, beside which all others fit
     for method in ("vanilla", "pld@4"):
         passes = [rows[method, order]["passes"] for order in ("lanes", "sorted", "as they come")]

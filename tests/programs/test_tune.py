@@ -17,10 +17,10 @@ from eagle_jax.core import CycleCost
 from eagle_jax.runtime import generation
 from eagle_jax.runtime.profile import Entry
 from infer import tune
-from infer.tuning import search, trials
+from infer.tuning import prediction, search, trials
 from infer.tuning.prediction import Costs, Drafts, extremes, record, unverified
 from infer.tuning.trials import Prompt, Score, Setting, arguments, time_against_plain
-from tests.models import random_prompts, tiny_head, tiny_target
+from tests.models import TREES, random_prompts, tiny_head, tiny_target
 
 Reply = namedtuple("Reply", "tokens")
 WIDE = TreeConfig(depth=2, top_k=3, num_nodes=12)  # every candidate is a node
@@ -300,3 +300,20 @@ def test_what_is_refused(quick, given, message):
     with pytest.raises(ValueError, match=message):
         tune.main(tune.Args(**quick | given))
     assert not quick["out"].exists()
+
+
+def test_drafting_costs_what_it_adds_to_a_plain_step(monkeypatch):
+    target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
+    seconds = {1: 2.0, 2: 3.0, 4: 4.0, 8: 5.0, 13: 6.0, ("eagle3", head.tree): 2.5}
+    monkeypatch.setattr(
+        prediction, "time_repetitions", lambda calls, _: {name: [prediction.TURNS * seconds[name]] for name in calls}
+    )
+    costs = prediction.measure_costs(target, {"eagle3": {head.tree: head}}, PROMPTS[:2], Setting(2, 0.0, 8), 1)
+    assert costs.rows == [1, 2, 4, 8, 13] and costs.passes == [2.0, 3.0, 4.0, 5.0, 6.0]
+    ((levels, top_k, added),) = costs.drafts["eagle3"]
+    assert 1 <= levels <= head.tree.depth and (top_k, added) == (head.tree.top_k, 0.5)
+    # With half the levels drafted, the whole tree costs more than was measured.
+    half = costs._replace(drafts={"eagle3": [(head.tree.depth / 2, top_k, added)]})
+    whole = costs._replace(drafts={"eagle3": [(head.tree.depth, top_k, added)]})
+    assert whole.cycle("eagle3", head.tree) == pytest.approx(6.5)
+    assert half.cycle("eagle3", head.tree) > 6.7

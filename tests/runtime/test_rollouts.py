@@ -61,7 +61,8 @@ def test_costs_and_profiles_choose_for_the_lanes(monkeypatch):
 
     monkeypatch.setattr(generation, "bound_profile", lambda profile, target: Chosen())
     out = eagle_jax.rollout(target, "auto", PROMPTS, profile="profile.yaml", lanes=3, **RUN)
-    assert asked == [(3, 0.0, 31)]
+    eagle_jax.rollout(target, "auto", PROMPTS[:1], profile="profile.yaml", samples_per_prompt=2, max_new_tokens=1)
+    assert asked == [(3, 0.0, 31), (2, 0.0, 5)]  # no more lanes than replies
     assert out.tokens == eagle_jax.rollout(target, None, PROMPTS, lanes=3, **RUN).tokens
     always = eagle_jax.rollout(target, drafter, PROMPTS, lanes=3, **RUN)
     assert always.cycles.sum() < out.cycles.sum(), "dear drafts are followed by plain steps"
