@@ -1,12 +1,13 @@
 """Measures `rollout` against batches of fixed rows, on replies of very different lengths.
 
     python -m infer.rollouts
-    python -m infer.rollouts --pair smollm2 --methods eagle3@chain3 --replies 64 --lanes 8 --median 8
+    python -m infer.rollouts --pair smollm2 --methods eagle3@chain3 --replies 64 --stops
 
 The lengths are lognormal and known in advance; the longest is 20 times the median. The same replies are written in
 lanes that refill themselves, in batches of `lanes` prompts in the order in which they come, and in such batches sorted
-by length; by plain decoding and by every method. The calls take turns, and the median counts. In float32 all texts are
-the same, and the program counts those that are not. It prints a table and, last, one JSON object.
+by length; by plain decoding and by every method. With `--stops` nobody knows the lengths: all replies have the budget
+of 20 medians and end at the model's stop tokens, and nothing is sorted. The calls take turns, and the median counts. In
+float32 all texts are the same, and the program counts those that are not. It prints a table and, last, one JSON object.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import functools
 import itertools
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +25,7 @@ import numpy as np
 
 import eagle_jax
 from eagle_jax.data.chat import chat_ids
-from eagle_jax.runtime.compilation import machine, use_compilation_cache
+from eagle_jax.runtime.compilation import machine, revision, use_compilation_cache
 from infer.common.labels import PLAIN
 from infer.common.methods import Loader, Places, check_methods, load_pair
 from infer.common.programs import at_least_one, check_seed, listed, run
@@ -43,16 +45,18 @@ class Args(Places):
     replies: int = 256  # number of replies
     lanes: int = 16  # replies at a time
     median: int = 16  # tokens of the median reply
+    stops: bool = False  # replies end at the model's stop tokens, after at most 20 medians
     temperature: float = 1.0  # of the draws
     repeats: int = 3  # measurements, of which the median counts
     seed: int = 0  # of lengths and draws
 
 
 class Written(NamedTuple):
-    """Holds replies in the order of their prompts, and the target's passes over rows."""
+    """Holds replies in the order of their prompts, the target's passes, and the sum of those of every reply."""
 
     tokens: list[list[int]]
     passes: int
+    cycles: int
 
 
 def main(args: Args) -> dict[str, Any]:
@@ -72,28 +76,42 @@ def main(args: Args) -> dict[str, Any]:
         for text in itertools.islice(itertools.cycle(texts), args.replies)
     ]
     lengths = lognormal_lengths(args.replies, args.median, args.seed)
-    options = {"temperature": args.temperature, "eos_ids": ()}
+    options: dict[str, Any] = {"temperature": args.temperature, "eos_ids": ()}
+    orders: tuple[str, ...] = ("as they come", "sorted")
+    if args.stops:
+        lengths, options, orders = [max(lengths)] * args.replies, {"temperature": args.temperature}, ("as they come",)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(args.seed), np.arange(args.replies))
     calls = {}
     for label in (PLAIN, *(one for one in labels if one != PLAIN)):
         rest = (target, load(label), prompts, lengths, keys, args.lanes, options)
         calls[label, "lanes"] = functools.partial(in_lanes, *rest)
-        for order in ("as they come", "sorted"):
+        for order in orders:
             calls[label, order] = functools.partial(in_batches, *rest, order == "sorted")
     written = {name: call() for name, call in calls.items()}  # compiles
     seconds = time_interleaved(calls, args.repeats)
     expected = written[PLAIN, "lanes"].tokens
+    # `over_bound`: passes by the fewest possible, if every lane always had a reply.
     rows = [
         {"method": label, "order": order, "seconds": round(seconds[label, order], 3), "passes": found.passes,
+         "over_bound": round(found.passes * args.lanes / found.cycles, 3),
          "speedup": round(seconds[PLAIN, "as they come"] / seconds[label, order], 3),
          "different": sum(ours != theirs for ours, theirs in zip(found.tokens, expected, strict=True))}
         for (label, order), found in written.items()
     ]  # fmt: skip
-    print(f"{args.replies} replies of {min(lengths)} to {max(lengths)} tokens, {args.lanes} at a time\n")
-    print("| method | replies | seconds | speedup | passes | different texts |\n|---|---|---:|---:|---:|---:|")
+    found = sorted(map(len, expected))
+    print(f"{args.replies} replies of {found[0]} to {found[-1]} tokens, {args.lanes} at a time\n")
+    print("| method | replies | seconds | speedup | passes | of the fewest | different texts |")
+    print("|---|---|---:|---:|---:|---:|---:|")
     for row in rows:
-        print("| {method} | {order} | {seconds:.1f} | {speedup:.2f}x | {passes} | {different} |".format(**row))
-    report = {"rows": rows, "machine": machine(), "settings": dataclasses.asdict(args)}
+        line = "| {method} | {order} | {seconds:.1f} | {speedup:.2f}x | {passes} | {over_bound:.3f} | {different} |"
+        print(line.format(**row))
+    report = {
+        "rows": rows,
+        "lengths": found,
+        "machine": machine(),
+        "revision": revision(Path(__file__).parent),
+        "settings": dataclasses.asdict(args),
+    }
     print(json.dumps(report))
     return report
 
@@ -112,7 +130,7 @@ def in_lanes(
 ) -> Written:  # fmt: skip
     """Writes the replies in lanes that refill themselves."""
     out = eagle_jax.rollout(target, drafter, prompts, lanes=lanes, max_new_tokens=lengths, key=keys, **options)
-    return Written(out.tokens, out.passes)
+    return Written(out.tokens, out.passes, int(out.cycles.sum()))
 
 
 def in_batches(
@@ -122,7 +140,7 @@ def in_batches(
     """Writes the replies batch by batch; a batch ends with its longest reply."""
     order = np.argsort(-np.asarray(lengths), kind="stable") if by_length else np.arange(len(lengths))
     tokens: list[list[int]] = [[]] * len(lengths)
-    passes = 0
+    passes = cycles = 0
     for at in range(0, len(order), lanes):
         rows = order[at : at + lanes]
         out = eagle_jax.generate(
@@ -130,9 +148,10 @@ def in_batches(
             key=keys[rows], **options,
         )  # fmt: skip
         passes += int(out.cycles.max())
+        cycles += int(out.cycles.sum())
         for row, text in zip(rows, out.tokens, strict=True):
             tokens[row] = text
-    return Written(tokens, passes)
+    return Written(tokens, passes, cycles)
 
 
 if __name__ == "__main__":

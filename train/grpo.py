@@ -2,7 +2,7 @@
 
     python -m train.grpo --out runs/grpo
     python -m train.grpo --out runs/gsm8k --prompts gsm8k/train.jsonl --max-prompt 80 --max-new-tokens 96
-    python -m train.grpo --out runs/times --steps 6 --times
+    python -m train.grpo --out runs/times --times 5 --figure
 
 Every step draws `--samples` replies to the next `--questions-per-step` questions, once with each of `--drafters`. In
 float32 their texts are the same, which every step checks. Then it updates the policy on them (arXiv:2402.03300) and the
@@ -89,7 +89,7 @@ class Args:
     kl: float = 0.0  # weight of the divergence from the initial policy
     # drafters to compare, of plain, frozen, adapted, history and adapted+history
     drafters: str = "frozen,adapted,history,adapted+history"
-    times: bool = False  # also time the rollouts of every drafter and of plain decoding, twice, in turns
+    times: int = 0  # in every N-th step also time the rollouts of all drafters and of plain decoding, twice, in turns
     figure: bool = False  # also draw OUT/grpo.png at the end (needs matplotlib)
     seed: int = 0  # seed of questions and draws
 
@@ -101,7 +101,7 @@ def check(args: Args) -> list[str]:
       ValueError: an option is out of range; the message names it.
     """
     at_least_one(args, "questions", "questions_per_step", "max_prompt", "max_new_tokens", "lanes", "steps", "updates")
-    not_negative(args, "kl", "rate", "head_rate")
+    not_negative(args, "kl", "rate", "head_rate", "times")
     check_seed(args)
     if args.samples < 2:
         raise ValueError(f"--samples must be at least 2, got {args.samples}. A group compares its replies.")
@@ -192,7 +192,7 @@ class Loop:
             "different": sum(ours != theirs for each in outs.values()
                              for ours, theirs in zip(each.tokens, out.tokens, strict=True)),
         }  # fmt: skip
-        if args.times:
+        if args.times and number % args.times == 0:
             record["seconds"] = {name: round(value, 4) for name, value in time_interleaved(calls, 2).items()}
         record |= self._train(start, prompts, out)
         self.rounds[start] = [*self.rounds.get(start, []), out.tokens][-ROUNDS:]
@@ -271,9 +271,9 @@ def summary(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
     found: dict[str, Any] = {"steps": len(steps), "different": sum(step["different"] for step in steps)}
     found |= {name: ends([step[name] for step in steps]) for name in ("reward", "correct", "ended", "tokens")}
-    for kind in ("tau", "seconds"):
-        if kind in steps[0]:
-            found[kind] = {name: ends([step[kind][name] for step in steps]) for name in steps[0][kind]}
+    found["tau"] = {name: ends([step["tau"][name] for step in steps]) for name in steps[0]["tau"]}
+    if timed := [step["seconds"] for step in steps if "seconds" in step]:  # of the first and the last timed step
+        found["seconds"] = {name: [timed[0][name], timed[-1][name]] for name in timed[0]}
     return found
 
 

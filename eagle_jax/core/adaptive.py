@@ -6,9 +6,9 @@ what its nodes yielded before.
 
 If the latest cycles gain fewer tokens than they cost in plain steps, a burst of plain steps follows, and four times as
 many after each failure in a row. A batch ends with its last row, so what counts is how far the row with the most tokens
-left came; in lanes that refill themselves it is the mean over the rows. If the scores do not promise more either, so
-many plain steps follow that the loss is 2% of them. The drafter reads the tokens of a burst at its end, all at once, so
-a plain step costs what it costs without a drafter.
+left came; in lanes that refill themselves it is the mean over the rows. Drafts go on when the loss of all cycles since
+the start is at most 2% of the plain steps. The drafter reads the tokens of a burst at its end, all at once, so a plain
+step costs what it costs without a drafter.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class Payoff(NamedTuple):
 
     Attributes:
       gained, spent, cycles: tokens gained in the remembered cycles, their cost in plain steps, their number.
+      balance: what all cycles gained, less their cost, and `LOSS` of every plain step.
       hoped, kept: drafted tokens per running row, by the scores of the verified nodes and in truth; recent ones weigh
         more.
       wait: plain steps before the next drafted cycle. pause: those after the next failure, at least.
@@ -62,6 +63,7 @@ class Payoff(NamedTuple):
     gained: Float[Array, ""]
     spent: Float[Array, ""]
     cycles: Float[Array, ""]
+    balance: Float[Array, ""]
     hoped: Float[Array, ""]
     kept: Float[Array, ""]
     wait: Int[Array, ""]
@@ -91,8 +93,9 @@ def start() -> Payoff:
     """Returns the payoff of a run before its first cycle."""
     # An array of its own for every field: a caller may donate them.
     return Payoff(
-        jnp.float32(0), jnp.float32(0), jnp.float32(0), jnp.float32(0), jnp.float32(0), jnp.int32(0), jnp.int32(BURST)
-    )
+        jnp.float32(0), jnp.float32(0), jnp.float32(0), jnp.float32(0), jnp.float32(0), jnp.float32(0), jnp.int32(0),
+        jnp.int32(BURST),
+    )  # fmt: skip
 
 
 def choose(
@@ -107,10 +110,14 @@ def choose(
     costs = drafting + jnp.array([cost for _, cost in rungs], jnp.float32)
     promised = jnp.cumsum(jnp.exp(tree.scores), axis=1)[:, np.array([rows - 1 for rows, _ in rungs])] - 1
     hoped = _mean(promised, state)
-    trust = (payoff.kept + PRIOR) / (payoff.hoped + PRIOR)
-    worth = (1 + trust * hoped) / costs
+    worth = (1 + trust(payoff) * hoped) / costs
     rung = jnp.argmax(worth).astype(jnp.int32)
     return Choice(rung, costs[rung], hoped[rung], worth[rung])
+
+
+def trust(payoff: Payoff) -> Float[Array, ""]:
+    """Returns the factor by which scores promise too much or too little, from what earlier nodes yielded."""
+    return (payoff.kept + PRIOR) / (payoff.hoped + PRIOR)
 
 
 def judge(payoff: Payoff, state: GenerateState, info: StepInfo, choice: Choice, refilled: bool = False) -> Payoff:
@@ -126,15 +133,15 @@ def judge(payoff: Payoff, state: GenerateState, info: StepInfo, choice: Choice, 
     trusted = cycles >= MEMORY
     doubtful = choice.worth < DOUBTFUL
     slack = jnp.where(doubtful, jnp.minimum(LOSS * _mean(state.budget, state), SLACK), SLACK)
-    loss = spent - total
-    fails = loss > jnp.where(trusted, 0.0, slack)
-    repaid = jnp.where(doubtful, jnp.minimum(jnp.ceil(loss / LOSS), LONGEST), 0).astype(jnp.int32)
+    fails = spent - total > jnp.where(trusted, 0.0, slack)
+    balance = payoff.balance + gain - choice.cost
+    repaid = jnp.clip(jnp.ceil(-balance / LOSS), 0, LONGEST).astype(jnp.int32)
     keep = jnp.where(fails, 0.0, jnp.where(trusted, 0.5, 1.0))
     longer = jnp.minimum(payoff.pause * GROWTH, LONGEST)
     pause = jnp.where(fails, longer, jnp.where(trusted, BURST, payoff.pause))
     fade = 1 - 1 / MEMORY
     return Payoff(
-        total * keep, spent * keep, cycles * keep, fade * payoff.hoped + choice.hoped,
+        total * keep, spent * keep, cycles * keep, balance, fade * payoff.hoped + choice.hoped,
         fade * payoff.kept + _mean(info.acceptance.count, state),
         jnp.where(fails, jnp.maximum(payoff.pause, repaid), 0), pause,
     )  # fmt: skip

@@ -167,7 +167,7 @@ def drafted_cycle(
       refilled: whether a row that is done makes room for another one.
     """
     cheaper = engine.drafter.with_level_cost
-    drafter = engine.drafter if cheaper is None else cheaper(cost.level)
+    drafter = engine.drafter if cheaper is None else cheaper(cost.level / adaptive.trust(payoff), ~state.done)
     randomness = RowRandomness(state.keys, state.num_tokens)
     tree, drafter_state = draft_checked(drafter, params, state, randomness, sampling)
     # Another rule than `deterministic` would be biased by a choice among sampled drafts.
@@ -258,7 +258,8 @@ def burst(
         drafter=update_checked(engine.drafter, params, state.drafter, after.drafter),
         accepted=state.accepted.at[:, 0].add(after.accepted[:, 0]),
     )
-    return payoff._replace(wait=jnp.maximum(payoff.wait - steps, 0)), after
+    balance = payoff.balance + adaptive.LOSS * steps
+    return payoff._replace(wait=jnp.maximum(payoff.wait - steps, 0), balance=balance), after
 
 
 def emitted_tokens(state: GenerateState) -> Int[Array, "B M"]:

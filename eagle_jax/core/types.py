@@ -178,7 +178,8 @@ class Drafter(NamedTuple):
       depth: D, drafted levels. num_nodes: N, drafted nodes.
       verify: the acceptance rule for its drafts (`verify.VerifyFn`); None is `verify.deterministic`.
       reads_choices: whether `update` reads the target's likeliest token after every row of the tree.
-      with_level_cost: `(cost) -> Drafter`, which drafts no further level whose tokens are worth fewer plain steps.
+      with_level_cost: `(cost, running [B]) -> Drafter`, which drafts no further level whose tokens are worth fewer
+        plain steps in the mean of the running rows.
       rewind: `(state, length [B]) -> state`, the state when `length` tokens of the same text were confirmed. Without
         it, a session reads an edited text from its beginning.
     """
@@ -192,7 +193,7 @@ class Drafter(NamedTuple):
     verify: Callable[..., Acceptance] | None = None
     reads_choices: bool = False
     rewind: Callable[[Any, Array], Any] | None = None
-    with_level_cost: Callable[[float], Drafter] | None = None
+    with_level_cost: Callable[[Any, Any], Drafter] | None = None
 
 
 class Acceptance(NamedTuple):

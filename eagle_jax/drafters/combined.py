@@ -92,7 +92,7 @@ def combined_drafter(tree: Drafter, chain: Drafter) -> Drafter:
     return Drafter(
         init, draft, update, tree.taps, max(tree.depth, chain.depth), tree.num_nodes + chain.num_nodes,
         reads_choices=tree.reads_choices, rewind=rewind,
-        with_level_cost=None if cheaper is None else lambda cost: combined_drafter(cheaper(cost), chain),
+        with_level_cost=None if cheaper is None else lambda *limit: combined_drafter(cheaper(*limit), chain),
     )  # fmt: skip
 
 

@@ -138,18 +138,21 @@ def tree_drafter(
 
     def draft(
         params: Params, state: DraftState, root: Array, randomness: RowRandomness, sampling: Sampling,
-        level_cost: float = 0.0,
+        level_cost: Array | float = 0.0, running: Array | None = None,
     ) -> tuple[DraftTree, DraftState]:  # fmt: skip
         with jax.named_scope("draft"):
-            return grow(expander(params, state, root), tree, root, randomness, sampling, level_cost), state
+            return grow(expander(params, state, root), tree, root, randomness, sampling, level_cost, running), state
 
     def rewind(state: DraftState, length: Array) -> DraftState:
         return state._replace(cache=state.cache._replace(length=length + ahead))
 
     rule, back = RULES[tree.verification], None if any(windows) else rewind
     drafter = Drafter(init, draft, update, taps, tree.depth, tree.num_nodes, rule, rewind=back)
-    frugal = lambda cost: drafter._replace(draft=functools.partial(draft, level_cost=cost))  # noqa: E731
-    return drafter._replace(with_level_cost=frugal)
+
+    def with_level_cost(cost: Array | float, running: Array) -> Drafter:
+        return drafter._replace(draft=functools.partial(draft, level_cost=cost, running=running))
+
+    return drafter._replace(with_level_cost=with_level_cost)
 
 
 def read_confirmed(
@@ -184,20 +187,22 @@ def blank_entries(cache: KVCache, entries: int) -> NewKV:
 
 def grow(
     model: Expander, tree: TreeConfig, root: Int[Array, " B"], randomness: RowRandomness, sampling: Sampling,
-    level_cost: float = 0.0,
+    level_cost: Array | float = 0.0, running: Bool[Array, " B"] | None = None,
 ) -> DraftTree:  # fmt: skip
     """Grows one draft tree per row, in the shape of `tree`.
 
     Args:
       level_cost: a dynamic tree gets no further level whose tokens are worth less, in plain steps.
+      running: rows that decide whether there is a further level; None is all.
     """
+    running = jnp.ones(root.shape, bool) if running is None else running
     sampled = tree.verification != "deterministic" and not sampling.greedy
     if sampled:
         propose = functools.partial(_draw_children, model, randomness, sampling)
     else:
         propose = functools.partial(_best_children, model, tree, randomness, sampling)
     if tree.parents is None and not sampled:
-        return _grow_dynamic(model, tree, root, propose, level_cost)
+        return _grow_dynamic(model, tree, root, propose, level_cost, running)
     return _grow_static(model, tree.parents or tuple(range(-1, tree.depth - 1)), root, propose)
 
 
@@ -262,13 +267,14 @@ def _draw_children(
 
 
 def _grow_dynamic(
-    model: Expander, tree: TreeConfig, root: Int[Array, " B"], propose: Callable[..., Candidates], level_cost: float
-) -> DraftTree:
+    model: Expander, tree: TreeConfig, root: Int[Array, " B"], propose: Callable[..., Candidates],
+    level_cost: Array | float, running: Bool[Array, " B"],
+) -> DraftTree:  # fmt: skip
     """Expands and reranks (EAGLE-2, sections 4.1 and 4.2): K children per frontier node, the best K go on.
 
     One loop body serves all levels, with buffers of the final size: the program does not grow with the depth. The loop
-    ends early where no descendant of any row's frontier can be among the best N: the tree is that of all levels. With a
-    `level_cost` it also ends where the frontier's probability, the most tokens that a level can add, is less.
+    ends early where no descendant of a running row's frontier can be among the best N: its tree is that of all levels.
+    With a `level_cost` it also ends where the frontier's probability, the most tokens that a level can add, is less.
     """
     batch, width, levels = root.shape[0], tree.top_k, tree.depth - 1
     begin = propose(model.root[:, None], 1, width)
@@ -294,12 +300,12 @@ def _grow_dynamic(
         """Returns `count`, or the last turn's if a further level would not change the tree or is not worth its cost."""
         if not tree.rerank:
             return jnp.asarray(count)
-        if level_cost:
-            worth = jnp.mean(jnp.sum(jnp.exp(front.scores), axis=1))
-            count = jnp.where(worth < level_cost, levels, count)
+        worth = jnp.sum(jnp.where(running, jnp.sum(jnp.exp(front.scores), axis=1), 0))
+        count = jnp.where(worth < level_cost * jnp.sum(running), levels, count)
         # A descendant scores at most what its best ancestor on the frontier scores; ties go to the earlier candidate.
         ahead = pool.scores >= jnp.max(front.scores, axis=1, keepdims=True)
-        return jnp.where(jnp.all(jnp.sum(ahead, axis=1) >= tree.num_nodes), levels, count)
+        settled = ~running | (jnp.sum(ahead, axis=1) >= tree.num_nodes)
+        return jnp.where(jnp.all(settled), levels, count)
 
     def expand(carry: tuple[Array, Pool, Array, Frontier, NewKV]) -> tuple:
         """Adds a level below the frontier: level 2 in turn 0."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -15,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
@@ -24,10 +26,11 @@ from eagle_jax.config import ConfigError
 from eagle_jax.core import CycleCost, Params, TargetFn
 from eagle_jax.models.quantised import activation_dtype
 from eagle_jax.parallel import make_mesh
-from eagle_jax.runtime.drafters import BoundDrafter
+from eagle_jax.runtime.drafters import BoundDrafter, DraftHead, PromptLookup, WithLookup
 from eagle_jax.runtime.importing import Importer
 from eagle_jax.runtime.rollouts import rollout
 from eagle_jax.runtime.target import Target, on_mesh
+from eagle_jax.training import Frozen, HeadTrainState, Objective, adapt, pack_replies, rollout_taps
 
 try:
     from tunix.generate.tokenizer_adapter import TokenizerAdapter
@@ -37,6 +40,8 @@ except ImportError as error:
         f"eagle_jax.integrations.tunix needs google-tunix ({error}). Install it: pip install -e '.[tunix]'."
     ) from error
 
+OBJECTIVE = Objective(steps=3)
+"""Of the updates of a head that follows the policy."""
 _AXES = {"data": "data", "dp": "data", "fsdp": "fsdp", "tp": "tensor", "tensor": "tensor"}
 
 
@@ -57,17 +62,23 @@ class EagleRollout(BaseRollout):
       drafter: `target -> BoundDrafter`, such as `eagle_jax.prompt_lookup` or a function that loads a head; None is
         plain decoding.
       lanes, cycle_cost: replies at a time and what a cycle costs, see `eagle_jax.rollout`.
+      history: most tokens of latest replies in which prompt lookup, alone or beside a head, looks; every doubling of
+        their number compiles once. 0 keeps none.
+      head_optimizer: updates the EAGLE head of `drafter` on the replies of every call, `head_updates` times, as
+        `eagle_jax.training.adapt`; None leaves it as it is.
       max_position: longest prompt and reply together, in tokens.
 
     Raises:
-      CheckpointError: the policy cannot be imported. ConfigError: the mesh has other axes, or does not divide it.
+      CheckpointError: the policy cannot be imported. ConfigError: the mesh has other axes or does not divide it, or
+        `drafter` has no history, or no head to update.
       MemoryError: the copy of the policy does not fit in device memory.
     """
 
     def __init__(
         self, *, rollout_actor: Any, tokenizer: Any, mesh: Mesh | None = None, rollout_config: RolloutConfig,
         drafter: Callable[[Target], BoundDrafter] | None = None, lanes: int = 16,
-        cycle_cost: float | CycleCost | None = None, max_position: int = 32768,
+        cycle_cost: float | CycleCost | None = None, history: int = 0,
+        head_optimizer: optax.GradientTransformation | None = None, head_updates: int = 2, max_position: int = 32768,
     ) -> None:  # fmt: skip
         leaves = leaves_by_path(rollout_actor)
         config = tunix_config(rollout_actor, max_position)
@@ -84,11 +95,34 @@ class EagleRollout(BaseRollout):
         adapted = isinstance(tokenizer, TokenizerAdapter)
         self._tokenizer = tokenizer if adapted else TokenizerAdapter(tokenizer)
         self._lanes, self._cycle_cost, self._calls = lanes, cycle_cost, 0
+        self._history, self._samples = history, collections.deque[tuple[list[int], list[int]]]()
+        self._tx, self._updates, self._tau = head_optimizer, head_updates, float("nan")
+        self._learner: HeadTrainState | None = None
+        if history and not isinstance(self._drafter, PromptLookup | WithLookup):
+            raise ConfigError(
+                f"drafter must look prompts up if there is a history, got {self._name()}. Pass prompt_lookup, or a "
+                "head with_lookup."
+            )
+        if head_optimizer is not None:
+            if (head := self._head()) is None:
+                raise ConfigError(f"drafter must be an EAGLE head if it is updated, got {self._name()}. Pass one.")
+            weights = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), head.params["head"])
+            self._learner = HeadTrainState(weights, head_optimizer.init(weights), jnp.int32(0), jax.random.key(0))
 
     @property
     def target(self) -> Target:
         """The policy with its latest weights; `update_params` deletes the arrays of earlier ones."""
         return self._target
+
+    @property
+    def drafter(self) -> BoundDrafter | None:
+        """The drafter of the next call, with its latest weights and history."""
+        return self._drafter
+
+    @property
+    def tau(self) -> float:
+        """Mean tokens per target pass of the latest call; NaN before the first one."""
+        return self._tau
 
     def generate(self, prompts: list[str], rollout_config: RolloutConfig, **kwargs: Any) -> RolloutOutput:
         """Writes one reply per prompt, by the settings of this call.
@@ -125,9 +159,12 @@ class EagleRollout(BaseRollout):
             eos_ids=(stops := list(rollout_config.eos_tokens or [self.eos_id()])),
             key=self._key(rollout_config.seed) if sampled else None,
             log_probs=("law" if sampled else "target") if rollout_config.return_logprobs else None,
+            taps=None if (head := self._learning()) is None else rollout_taps(self._target.config, head.config),
         )
         if not found.finished.all():  # interrupted: tunix would train on replies that were not written
             raise KeyboardInterrupt
+        self._tau = found.tau
+        self._follow(ids, found)
         lengths = [len(row) - (row[-1] in stops) for row in found.tokens]
         tokens = [np.asarray(row[:length], np.int32) for row, length in zip(found.tokens, lengths, strict=True)]
         kept = found.log_probs and [row[:length] for row, length in zip(found.log_probs, lengths, strict=True)]
@@ -170,6 +207,47 @@ class EagleRollout(BaseRollout):
     def model(self) -> nnx.Module:
         """Returns the policy's module with shapes in the place of arrays; for its weights see `target`."""
         return self._model
+
+    def _head(self) -> DraftHead | None:
+        """Returns the EAGLE head, alone or under a lookup."""
+        base = self._drafter.base if isinstance(self._drafter, WithLookup) else self._drafter
+        return base if isinstance(base, DraftHead) else None
+
+    def _learning(self) -> DraftHead | None:
+        return None if self._learner is None else self._head()
+
+    def _name(self) -> str:
+        return "None" if self._drafter is None else self._drafter.name
+
+    def _follow(self, prompts: list[list[int]], found: Any) -> None:
+        """Updates the head on replies of the present policy, and the history."""
+        drafter, head = self._drafter, self._learning()
+        state = self._learner
+        if head is not None and state is not None:
+            mesh = self._target.mesh
+            groups = 1 if mesh is None else mesh.size
+            missing = -len(prompts) % groups  # rows without a text: a mesh splits equal numbers of rows
+            rows = pack_replies(
+                prompts + [[]] * missing, found.tokens + [[]] * missing,
+                [*found.features, *[found.features[0][:0]] * missing], self._target.config.hidden_size,
+            )  # fmt: skip
+            frozen = Frozen(self._target.params, head.params["d2t"])
+            for _ in range(self._updates):
+                state, _ = adapt(
+                    self._target.config, head.config, OBJECTIVE, self._tx, state, frozen, rows,
+                    dtype=self._target.dtype, mesh=mesh,
+                )  # fmt: skip
+            self._learner = state
+            weights = jax.tree.map(lambda new, old: new.astype(old.dtype), state.head, head.params["head"])
+            head = dataclasses.replace(head, params=head.params | {"head": weights})
+            drafter = WithLookup.combine(head, drafter.lookup) if isinstance(drafter, WithLookup) else head
+        if self._history and isinstance(drafter, PromptLookup | WithLookup):
+            self._samples.extend((prompt, list(row)) for prompt, row in zip(prompts, found.tokens, strict=True))
+            while sum(len(row) for _, row in self._samples) > self._history:
+                self._samples.popleft()
+            own, replies = zip(*self._samples, strict=True) if self._samples else ((), ())
+            drafter = drafter.with_history(replies, own)
+        self._drafter = drafter
 
     def _tokenize(self, prompt: str) -> list[int]:
         """Returns ids with one first token, as tunix's `Sampler.tokenize`."""

@@ -322,7 +322,10 @@ def shard_target(fn: TargetFn, mesh: Mesh) -> TargetFn:
 @functools.lru_cache(maxsize=256)
 def shard_drafter(drafter: Drafter, mesh: Mesh) -> Drafter:
     """Returns `drafter` with every cache in its state sharded; equal arguments give the same object."""
+    return _sharded(drafter, mesh)
 
+
+def _sharded(drafter: Drafter, mesh: Mesh) -> Drafter:
     def shard_caches(state: Any) -> Any:
         is_cache = lambda node: isinstance(node, KVCache) and bool(node.keys)  # noqa: E731
         return jax.tree.map(lambda node: place_cache(node, mesh) if is_cache(node) else node, state, is_leaf=is_cache)
@@ -339,4 +342,6 @@ def shard_drafter(drafter: Drafter, mesh: Mesh) -> Drafter:
         with nn.intercept_methods(by_device(mesh)):
             return shard_caches(drafter.update(*arguments))
 
-    return drafter._replace(init=init, draft=draft, update=update)
+    cheaper = drafter.with_level_cost
+    with_level_cost = None if cheaper is None else lambda *limit: _sharded(cheaper(*limit), mesh)
+    return drafter._replace(init=init, draft=draft, update=update, with_level_cost=with_level_cost)

@@ -8,6 +8,7 @@ A label is `name[@setting]`; parts of a setting are separated by "/":
     eagle1                    EAGLE, with its static tree           hass                    HASS, with eagle2's tree
     eagle3@untempered         ranking at temperature > 0            eagle3@4x4x12/top_p0.9  children by probability
     eagle3@noise_scale0.5     assumed scale of the head-target difference, for ranking at temperature > 0
+    eagle3@4x2x7/pld6x3       the tree, and prompt lookup's chain of 6 tokens (x longest n-gram) in the same pass
     pld@10, pld@10x3          drafted tokens (x longest n-gram)     lookahead@5x7x7         N, W and G
     pld@10x3/shortest2        no n-gram below 2 tokens              pld@10x3/latest         the last place, not first
     medusa@best31             static tree of 31 nodes that is best for the acceptance recorded in --positions
@@ -62,9 +63,9 @@ PATTERNS = {
 """The parts of a setting by method, as regular expressions whose groups are fields."""
 TREE_PATTERN = (
     r"(?P<shape>static|choices|best\d+|chain\d+|\d+x\d+x\d+)|top_p(?P<top_p>\d*\.?\d+)"
-    r"|noise_scale(?P<noise_scale>\d*\.?\d+)"
+    r"|noise_scale(?P<noise_scale>\d*\.?\d+)|pld(?P<lookup>\d+(x\d+)?)"
 )
-TYPES: dict[str, Any] = {"shape": str, "top_p": float, "noise_scale": float, "latest": bool}
+TYPES: dict[str, Any] = {"shape": str, "top_p": float, "noise_scale": float, "lookup": str, "latest": bool}
 """Types of fields that are no integers."""
 
 
@@ -78,6 +79,8 @@ class Label:
     shape: TreeConfig | str | None = None
     # other fields of `TreeConfig`; of pld and lookahead their arguments
     fields: dict[str, Any] = dataclasses.field(default_factory=dict)
+    # arguments of prompt lookup, whose chain the trees also hold; None is no chain
+    lookup: dict[str, Any] | None = None
 
     @classmethod
     def parse(cls, text: str) -> Label:
@@ -108,10 +111,12 @@ class Label:
                 raise ValueError(f"setting of {method} must be {form}, got {word!r}. Write {method}@{example}.")
             given |= found
         shape = given.pop("shape", "static" if method == "eagle1" else None)
+        chain = given.pop("lookup", None)
+        lookup = None if chain is None else NUMBERS["pld"] | _fields("pld", chain)
         with named(text):
-            label = cls(text, method, _tree(shape), NUMBERS.get(method, {}) | given)
-            if method == "pld":
-                prompt_lookup_drafter(**label.fields)
+            label = cls(text, method, _tree(shape), NUMBERS.get(method, {}) | given, lookup)
+            if method == "pld" or lookup is not None:
+                prompt_lookup_drafter(**(label.fields if lookup is None else lookup))
             elif method == "lookahead":
                 lookahead_drafter(**label.fields)
         if shape is not None:

@@ -18,7 +18,7 @@ from eagle_jax.core import verify
 from eagle_jax.data.chat import load_tokenizer, with_stop_ids
 from eagle_jax.evaluate import pooled
 from eagle_jax.models.quantised import Scheme
-from eagle_jax.runtime.drafters import Medusa, TreeDrafter
+from eagle_jax.runtime.drafters import Medusa, TreeDrafter, WithLookup
 from eagle_jax.runtime.loading import smollm2_tree
 from eagle_jax.shapes import best_parents, medusa_parents, parents_of_paths
 from infer.common.labels import NUMBERS, PLAIN, Label, is_own, named, own_drafter, own_function
@@ -228,7 +228,10 @@ class Loader:
             static = static_parents(label, self.sources, static, bound.max_depth)
         tree = label.tree(bound.tree, static)
         with named(text):
-            return bound.with_tree(tree)
+            drafter = bound.with_tree(tree)
+            if label.lookup is None:
+                return drafter
+            return drafter.with_lookup(eagle_jax.prompt_lookup(self.target, **label.lookup))
 
     def weights(self, method: str) -> str:
         """Returns the source of a method's weights: a path, a hub id, or the name of the bundled weights."""
@@ -241,6 +244,10 @@ class Loader:
         if bound is None:
             return NOTHING
         nodes, depth = bound.drafter.num_nodes, bound.drafter.depth
+        chain = ""
+        if isinstance(bound, WithLookup):
+            chain = f", with prompt lookup of {bound.lookup.drafter.depth}"
+            bound = bound.base
         if not isinstance(bound, TreeDrafter):
             words = [f"{name} {value}" for name, value in label.fields.items()] or [f"{nodes} nodes in {depth} levels"]
             rule = "deterministic" if bound.plain.verify in (None, verify.deterministic) else "its own"
@@ -251,7 +258,7 @@ class Loader:
             rule += f", ranked by {tree.sampled_ranking}"
             rule += "" if tree.noise_scale == TreeConfig.noise_scale else f", noise scale {tree.noise_scale:g}"
         weights = None if is_own(text) else self.weights(label.method)
-        return Draft(tree_words(tree), rule, nodes + 1, weights, tree.parents or ())
+        return Draft(tree_words(tree) + chain, rule, nodes + 1, weights, tree.parents or ())
 
     def _load(self, method: str) -> TreeDrafter:
         """Loads the weights of a method; raises a ValueError for heads of another method."""

@@ -42,7 +42,8 @@ def check_same(replies: Replies, state: Any, width: int) -> None:
 
 
 @pytest.mark.parametrize(("lanes", "room", "samples", "temperature"), [
-    (1, 1, 1, 1.0), (3, 2, 1, 0.0), (2, 3, 3, 1.0), (8, 2, 2, 0.0), (16, 4, 1, 1.0),
+    (1, 1, 1, 1.0), (3, 2, 1, 0.0), (2, 3, 3, 1.0),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in ((8, 2, 2, 0.0), (16, 4, 1, 1.0))),
 ])  # fmt: skip
 def test_replies_are_those_of_generate(lanes, room, samples, temperature):
     rng = np.random.default_rng(lanes)
@@ -59,8 +60,8 @@ def test_replies_are_those_of_generate(lanes, room, samples, temperature):
 
 
 @pytest.mark.parametrize(("lanes", "samples", "passes"), [
-    (3, 2, (1.0, 1.0, 1.0)),  # every cycle pays
-    (3, 2, (1.0, 2.0, 2.0)),  # smaller trees
+    pytest.param(3, 2, (1.0, 1.0, 1.0), marks=pytest.mark.slow),  # every cycle pays
+    pytest.param(3, 2, (1.0, 2.0, 2.0), marks=pytest.mark.slow),  # smaller trees
     (9, 1, (9.0, 9.0, 9.0)),  # no cycle pays: bursts, which end when two of the lanes are free
 ])  # fmt: skip
 def test_replies_are_those_of_generate_whatever_a_cycle_costs(lanes, samples, passes, monkeypatch):

@@ -54,7 +54,9 @@ def test_a_ladder_and_its_plain_steps_keep_them(monkeypatch):
     assert state.cycles.sum() > drafted.cycles.sum() and state.accepted[:, 1:].sum() > 0
 
 
-@pytest.mark.parametrize(("lanes", "room", "samples"), [(1, 1, 1), (3, 2, 3), (16, 4, 1)])
+@pytest.mark.parametrize(("lanes", "room", "samples"), [
+    pytest.param(1, 1, 1, marks=pytest.mark.slow), (3, 2, 3), pytest.param(16, 4, 1, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_replies_have_the_features_of_generate(lanes, room, samples):
     prompts = [prompt for prompt in PROMPTS for _ in range(samples)]
     budget, stops = ([value for value in values for _ in range(samples)] for values in (BUDGET, STOPS))
@@ -70,11 +72,12 @@ def test_extending_a_text_goes_on_in_the_same_buffer():
     params, sampling = parameters(random_table(VOCAB)), make_sampling(0.0)
     engine, sizes = Engine(TARGET, DRAFTERS["tree"], taps=(2, 5)), SIZES._replace(slots=60)
     first, second = (batch_of([text], [4], [[]], SIZES.chunk) for text in ([2, 3, 4, 5, 6], [7, 1, 1]))
-    state = prefill(params, first, sampling, engine, sizes)
+    state = jax.jit(prefill, static_argnums=(3, 4))(params, first, sampling, engine, sizes)
     last = int(state.root[0])
     second = second._replace(prompts=second.prompts.at[0, 0].set(last))
-    state = extend(params, state.cache, state.drafter, second, sampling, engine, sizes, state.features)
-    state, _ = step(params, state, sampling, engine)
+    goes_on = jax.jit(extend, static_argnums=(5, 6))
+    state = goes_on(params, state.cache, state.drafter, second, sampling, engine, sizes, state.features)
+    state, _ = jax.jit(step, static_argnums=3)(params, state, sampling, engine)
     check(state.features, [[2, 3, 4, 5, 6, last, 1, 1]], texts_of(state))
 
 

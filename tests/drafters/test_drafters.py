@@ -107,7 +107,7 @@ def test_a_dynamic_tree_stops_when_no_further_level_can_enter_it(rows, passes):
         levels.append(int(level))
         return states, earlier
 
-    def draft(rerank, nodes, level_cost=0.0):
+    def draft(rerank, nodes, level_cost=0.0, running=None):
         levels.clear()
         model = Expander(
             root=jnp.zeros((len(rows), 1)), extend=extend, logits=lambda states, level: logits[:, None],
@@ -115,7 +115,7 @@ def test_a_dynamic_tree_stops_when_no_further_level_can_enter_it(rows, passes):
         )  # fmt: skip
         tree = TreeConfig(depth=6, top_k=2, num_nodes=nodes, rerank=rerank)
         with jax.disable_jit():  # the loop runs in Python, and passes can be counted
-            return grow(model, tree, roots, RowRandomness(keys, roots), make_sampling(0.0), level_cost)
+            return grow(model, tree, roots, RowRandomness(keys, roots), make_sampling(0.0), level_cost, running)
 
     tree = draft(rerank=True, nodes=6)
     assert levels == list(range(2, 2 + passes))
@@ -127,12 +127,21 @@ def test_a_dynamic_tree_stops_when_no_further_level_can_enter_it(rows, passes):
         np.testing.assert_allclose(sorted(tree.scores[row, 1:]), sorted(sure if name == "sure" else unsure), rtol=1e-5)
     whole = draft(rerank=False, nodes=12)
     assert levels == list(range(2, 7))
+    # A row that is over does not decide: an unsure row beside it is drafted as if it were alone.
+    if len(rows) > 1:
+        alone = draft(rerank=True, nodes=6, running=jnp.array([name == "unsure" for name in rows]))
+        assert levels == [2, 3]
+        row = rows.index("unsure")
+        np.testing.assert_array_equal(alone.scores[row], tree.scores[row])
     # Level 4 is drafted if the frontier of level 3 is worth its cost, in the mean of the rows.
     worth = float(jnp.mean(jnp.sum(jnp.exp(whole.scores[:, 5:7]), axis=1)))
     for factor, last in ((1.001, 3), (0.999, 4)):
         tree = draft(rerank=True, nodes=12, level_cost=factor * worth)
         assert levels == list(range(2, last + 1))
         assert np.isfinite(tree.scores).sum() == len(rows) * (1 + min(12, 4 * last - 2))
+    if len(rows) > 1:  # the sure row's frontier alone is worth more than the mean
+        draft(rerank=True, nodes=12, level_cost=1.001 * worth, running=jnp.array([name == "sure" for name in rows]))
+        assert max(levels) > 3
 
 
 def test_a_full_vocabulary_head_may_permute_its_ids():

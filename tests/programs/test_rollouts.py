@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -28,6 +29,25 @@ def test_lanes_write_the_texts_of_batches_in_fewer_passes(capsys, monkeypatch):
         passes = [rows[method, order]["passes"] for order in ("lanes", "sorted", "as they come")]
         assert passes == sorted(passes)
     assert rows["vanilla", "as they come"]["speedup"] == 1
+    fewest = (sum(lengths) - 9) / 3
+    for order in ("lanes", "sorted", "as they come"):
+        row = rows["vanilla", order]
+        assert row["over_bound"] == pytest.approx(row["passes"] / fewest, abs=1e-3)
+
+
+@pytest.mark.slow
+def test_with_stops_no_length_is_known(capsys, monkeypatch):
+    """Replies end at the tiny target's stop token; their budgets are equal, so nothing is sorted."""
+    stopping = dataclasses.replace(tiny_target(), config=dataclasses.replace(tiny_target().config, eos_ids=(3,)))
+    monkeypatch.setattr(rollouts, "load_pair", lambda args: (stopping, None))
+    monkeypatch.setattr(rollouts, "chat_ids", lambda _, messages: [len(messages[0]["content"]) % 12, 3, 5])
+    args = rollouts.Args(methods="pld@4", replies=9, lanes=3, median=2, repeats=1, tasks="math", stops=True)
+    report = rollouts.main(args)
+    assert [(row["method"], row["order"]) for row in report["rows"]] == [
+        (method, order) for method in ("vanilla", "pld@4") for order in ("lanes", "as they come")
+    ]
+    assert all(row["different"] == 0 for row in report["rows"])
+    assert len(report["lengths"]) == 9 and report["lengths"][0] < report["lengths"][-1] <= 40
 
 
 def test_one_length_is_twenty_medians_and_none_is_longer():

@@ -288,6 +288,7 @@ def test_short_and_long_prompts_are_tuned_apart_and_checked(quick, measured, cap
         ({"repeats": 4}, "--repeats must be at least 5, got 4"),
         ({"methods": "sps", "target": "a/b"}, "--draft-model must be given for sps"),
         ({"methods": "own:json:loads"}, "must name methods of the library, got own:json:loads"),
+        ({"methods": "eagle3@chain2/pld4"}, "a profile can hold, got eagle3@chain2/pld4, two in one"),
         ({"methods": "eagle3", "top_ks": "2", "nodes": "50"}, "must leave a choice, got none"),
         ({"methods": "eagle3@chain2/rejection"}, "eagle3@chain2/rejection: verification must be deterministic"),
         ({"tasks": "long"}, "must have prompts of at most .* got none in long"),

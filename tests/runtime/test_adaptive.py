@@ -127,24 +127,43 @@ def info_of(emitted):
     return StepInfo(None, Acceptance(None, jnp.maximum(emitted - 1, 0), None), None, emitted)
 
 
+@pytest.mark.parametrize("worth", [1.0, 1.5])
 @pytest.mark.parametrize(
-    ("worth", "pauses"),
+    ("cycles", "pauses"),
     [
-        # 3 of 6 after three cycles; in the end 19 of 22, after three of the latest eleven.
-        (1.5, [(3, 32), (6, 128), (9, 512), (36, 32)]),
-        (1.0, [(3, 150), (6, 150), (9, 512), (36, 150)]),  # a loss of 3 plain steps is 2% of 150
+        # 3 of 6 after three cycles: a loss of 3 plain steps is 2% of 150. The third pause is four times the second.
+        # In the end 19 of 22, after three of the latest eleven; the cycles before have gained more than that.
+        ([1] * 9 + [3] * 16 + [1] * 12, [(3, 150), (6, 150), (9, 512), (36, 32)]),
+        # After 16 cycles the balance is even; three more lose 3 plain steps.
+        ([3] * 8 + [1] * 20, [(19, 150), (22, 150), (25, 512), (28, 2048)]),
     ],
 )
-def test_failures_are_followed_by_longer_pauses(worth, pauses):
+def test_failures_are_followed_by_longer_pauses(cycles, pauses, worth):
     """A cycle costs 2 plain steps; cycles may cost 2.5 more than they yield, after 16 cycles nothing."""
     state = prefill(*request_of(tiny_target(), None, PROMPTS[:3]))._replace(done=jnp.array([False, False, True]))
     payoff, waits = adaptive.start(), []
-    for emitted in [1] * 9 + [3] * 16 + [1] * 12:
+    for emitted in cycles:
         choice = adaptive.Choice(0, 2.0, 1.0, worth)
         payoff = adaptive.judge(payoff, state, info_of([emitted, emitted, 0]), choice)
         waits.append(int(payoff.wait))
-        payoff = payoff._replace(wait=jnp.int32(0))  # as bursts leave it
+        balance = payoff.balance + adaptive.LOSS * payoff.wait  # as bursts leave it
+        payoff = payoff._replace(wait=jnp.int32(0), balance=balance)
     assert [(cycle, wait) for cycle, wait in enumerate(waits, 1) if wait] == pauses
+
+
+@pytest.mark.parametrize("promise", [1.0, 4.0])
+def test_drafts_that_do_not_pay_cost_two_percent(promise):
+    """By hand: a useless head in a cycle of 2 plain steps loses 2.5 plain steps and one cycle, or 2% of the steps."""
+    state = prefill(*request_of(tiny_target(), None, PROMPTS[:1], max_new_tokens=128))
+    tree = DraftTree(jnp.zeros((1, 2), jnp.int32), jnp.array([[-1, 0]]), jnp.log(jnp.array([[1.0, min(promise, 1.0)]])))
+    payoff, steps, lost = adaptive.start(), 0, 0.0
+    while steps < 5000:
+        choice = adaptive.choose(payoff, state, tree, 0.5, ((2, promise / 2 + 1),))
+        cost = float(choice.cost)
+        payoff = adaptive.judge(payoff, state, info_of([1]), choice)
+        steps, lost = steps + 1 + int(payoff.wait), lost + cost - 1
+        assert lost <= max(adaptive.SLACK, adaptive.LOSS * steps) + cost
+        payoff = payoff._replace(wait=jnp.int32(0), balance=payoff.balance + adaptive.LOSS * payoff.wait)
 
 
 @pytest.mark.parametrize(("budget", "worth", "failures"), [(40, 1.0, 1), (40, 1.2, 3), (200, 1.0, 3)])

@@ -41,7 +41,8 @@ def check(out, prompts, taps):
 
 
 @pytest.mark.parametrize(("name", "taps", "temperature"), [
-    (None, (0, 1, 2), 0.0), ("eagle3-k3n12", (2, 0), 1.0), ("eagle1-static", (1,), 0.0), ("lookup", (2,), 0.0),
+    (None, (0, 1, 2), 0.0), ("eagle3-k3n12", (2, 0), 1.0), ("lookup", (2,), 0.0),
+    pytest.param("eagle1-static", (1,), 0.0, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_features_are_those_of_a_pass_over_the_text(name, taps, temperature):
     drafter = None if name is None else DRAFTERS[name](tiny_target())

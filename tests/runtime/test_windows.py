@@ -107,15 +107,17 @@ def test_a_head_with_a_window_drafts_by_the_last_tokens(window):
     tokens = jnp.asarray([PROMPTS[1]])
     length = tokens.shape[1]
     mask, positions = jnp.tril(jnp.ones((length, length), bool)), jnp.arange(length)[None]
-    features = target.fn.forward(target.params, tokens, positions, mask, None, config.taps).features
+    read = jax.jit(target.fn.forward, static_argnums=5)
+    features = read(target.params, tokens, positions, mask, None, config.taps).features
     fns = HeadFns(without.config, target.fn)
+    one_pass = jax.jit(fns.apply)
     states = list(jnp.moveaxis(fns.apply(arguments.params, features, method="fuse"), 1, 0))
     following, score = [*PROMPTS[1][1:], int(state.root[0])], 0.0
     for node in range(1, 6):
         embeds = target.fn.embed(target.params, jnp.asarray([following[-window:]]))
         at = jnp.arange(len(states) - window, len(states))[None]
         causal = jnp.tril(jnp.ones((window, window), bool))
-        out = fns.apply(arguments.params, embeds, jnp.stack(states[-window:], axis=1), at, causal)
+        out = one_pass(arguments.params, embeds, jnp.stack(states[-window:], axis=1), at, causal)
         law = jax.nn.log_softmax(fns.logits(arguments.params, out.states[:, -1]))[0]
         score += float(law.max())
         following.append(int(fns.to_target(arguments.params, law.argmax())))

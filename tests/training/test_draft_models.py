@@ -119,7 +119,7 @@ def test_chunks_do_not_change_gradients_and_the_target_has_none(kind):
         assert np.abs(frozen).max() == 0
 
 
-@pytest.mark.parametrize("name", ["kl", "tv", "lk"])
+@pytest.mark.parametrize("name", ["kl", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tv", "lk"))])
 def test_distillation_loss_equals_its_definition(name):
     signals, small = target()[1], random_params(init_params, SMALL, 7)
     logits = target_fn(SMALL).logits(small, hidden_of(SMALL, small))

@@ -170,14 +170,18 @@ def test_a_run_writes_a_record_per_step(pair, tmp_path, capsys):
 def test_a_run_records_every_drafter_on_the_same_texts(pair, tmp_path, capsys):
     names = {"plain", "frozen", "adapted"}
     status, result, last = run(
-        tmp_path, capsys, drafters="frozen,adapted", times=True, figure=True, steps=3, kl=0.1, head_rate=3e-2
+        tmp_path, capsys, drafters="frozen,adapted", times=2, figure=True, steps=3, kl=0.1, head_rate=3e-2
     )
     assert status == 0
     assert last["steps"] == 3
     for step in result["steps"]:
         assert step["different"] == 0
-        assert set(step["tau"]) == set(step["passes"]) == set(step["seconds"]) == names
-        assert step["tau"]["plain"] == 1 and min(step["seconds"].values()) > 0
+        assert set(step["tau"]) == set(step["passes"]) == names
+        assert step["tau"]["plain"] == 1
+        assert ("seconds" in step) == (step["step"] != 1)  # every second step is timed
+    timed = [result["steps"][at]["seconds"] for at in (0, 2)]
+    assert all(set(seconds) == names and min(seconds.values()) > 0 for seconds in timed)
+    assert last["seconds"] == {name: [seconds[name] for seconds in timed] for name in names}
     first = result["steps"][0]["tau"]
     assert first["frozen"] == first["adapted"], "the head has not been updated yet"
     assert any(step["tau"]["frozen"] != step["tau"]["adapted"] for step in result["steps"][1:])
@@ -195,10 +199,10 @@ def test_steps_compile_nothing_and_change_policy_head_and_history(pair):
     loop.step(1)
     before = [program._cache_size() for program in programs]
     params, head = loop.target.params, loop.head_state.head
-    empty = loop.lookups[0].params["history"]
     drafters = loop.drafters(0)
-    assert (drafters["history"].params["history"] != empty).any()
-    assert (drafters["adapted+history"].params["chain"]["history"] != empty).any()
+    for params_of in (drafters["history"].params, drafters["adapted+history"].params["chain"]):
+        held = params_of["history"].tokens.tolist()
+        assert str(loop.rounds[0][0][0])[1:-1] in str(held), "the replies of the round before"
     assert drafters["frozen"].params["head"] is loop.head.params["head"]
     for number in range(2, 5):
         loop.step(number)
@@ -207,7 +211,6 @@ def test_steps_compile_nothing_and_change_policy_head_and_history(pair):
         assert any((a != b).any() for a, b in zip(*map(jax.tree.leaves, (old, new)), strict=True))
     samples = loop.rounds[0]
     assert len(samples) == train.grpo.ROUNDS and [len(each) for each in samples] == [4, 4]
-    assert samples[0][0][:8] == loop.prompts[0][-8:]
 
 
 @pytest.mark.slow

@@ -53,7 +53,7 @@ def frozen_of(head):
     return Frozen(head.target.params, head.params.get("d2t"))
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "eagle1"])
+@pytest.mark.parametrize("kind", ["eagle3", pytest.param("eagle1", marks=pytest.mark.slow)])
 def test_an_update_is_that_of_a_pass_over_the_texts(kind):
     """Only the right states, labels and masks give the gradient of a target that reads the whole texts."""
     head, target, out = head_of(kind), tiny_target(), rolled(kind)

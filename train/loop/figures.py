@@ -16,10 +16,13 @@ WINDOW = 4
 def grpo_figure(steps: Sequence[Mapping[str, Any]]) -> Any:
     """Draws reward and length of replies, and tau of every drafter, over the steps; lines are running means.
 
+    Timed steps add a panel with the speedup of rollouts over plain decoding.
+
     Raises:
       ValueError: matplotlib is not installed.
     """
-    figure, (left, middle, right) = panels(3, width=4.2)
+    timed = [step for step in steps if "seconds" in step]
+    figure, (left, middle, right, *more) = panels(4 if timed else 3, width=4.2)
     at = [step["step"] for step in steps]
     for place, name in enumerate(("reward", "ended", "correct")):
         left.plot(at, running_mean([step[name] for step in steps]), color=style(place)["color"], label=name)
@@ -28,8 +31,13 @@ def grpo_figure(steps: Sequence[Mapping[str, Any]]) -> Any:
         values, colour = [step["tau"][name] for step in steps], style(place + 3)["color"]
         right.plot(at, values, color=colour, alpha=0.25, linewidth=0.8)
         right.plot(at, running_mean(values), color=colour, linewidth=1.6, label=f"tau, {name}")
-    whats = ("reward, share of replies", "tokens per reply", "tau, tokens per target pass")
-    for axes, what in zip((left, middle, right), whats, strict=True):
+        if more and name != "plain":
+            speedups = [step["seconds"]["plain"] / step["seconds"][name] for step in timed]
+            more[0].plot([step["step"] for step in timed], speedups, color=colour, marker="o", markersize=3)
+    if more:
+        more[0].axhline(1, color="0.3", linewidth=0.8)
+    whats = ("reward, share of replies", "tokens per reply", "tau, tokens per target pass", "speedup over plain")
+    for axes, what in zip((left, middle, right, *more), whats, strict=False):
         axes.set_ylim(bottom=0)
         name_axes(axes, "step of the policy", what)
     return legend_below(figure, left, right)
