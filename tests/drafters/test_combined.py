@@ -127,7 +127,8 @@ def test_a_ladder_verifies_part_of_a_combined_tree():
     out = eagle_jax.generate(target, both, prompts, max_new_tokens=32, eos_ids=(), cycle_cost=cost)
     assert out.tokens == eagle_jax.generate(target, None, prompts, max_new_tokens=32, eos_ids=()).tokens
     assert out.accepted[:, 1:].sum() > 0
-    assert both.drafter.with_level_cost is not None and both.plain.with_level_cost(0.5, jnp.ones(2, bool)).num_nodes == rows - 1
+    assert both.drafter.with_level_cost is not None
+    assert both.plain.with_level_cost(0.5, jnp.ones(2, bool)).num_nodes == rows - 1
 
 
 def test_with_tree_changes_the_tree_and_keeps_the_chain():
