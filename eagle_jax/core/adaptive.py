@@ -4,11 +4,11 @@ The scores of the nodes say how many tokens a tree of the best n would yield, an
 would cost: the best ratio is chosen, for the whole batch. Scores of a head that is too sure of itself are corrected by
 what its nodes yielded before.
 
-If the latest cycles gain fewer tokens than they cost in plain steps, a burst of plain steps follows, and four times as
-many after each failure in a row. A batch ends with its last row, so what counts is how far the row with the most tokens
-left came; in lanes that refill themselves it is the mean over the rows. Drafts go on when the loss of all cycles since
-the start is at most 2% of the plain steps. The drafter reads the tokens of a burst at its end, all at once, so a plain
-step costs what it costs without a drafter.
+A balance counts the tokens that cycles gain, less what they cost in plain steps. If it falls too low, a burst of plain
+steps follows, and four times as many after each failure in a row. Drafts go on when the loss is at most 2% of the plain
+steps. A batch ends with its last row, so what counts is how far the row with the most tokens left came; in lanes that
+refill themselves it is the mean over the rows. The drafter reads the tokens of a burst at its end, all at once, so a
+plain step costs what it costs without a drafter.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from eagle_jax.core.types import (
 BURST = 32
 """Plain steps that the drafter reads at once, and that follow a first failure at least."""
 SLACK = 2.5
-"""Plain steps that cycles may cost beyond their yield before plain steps follow: the first cycles may be unlucky."""
+"""Plain steps that cycles may cost beyond their yield before plain steps follow, and most that the balance keeps."""
 LOSS = 0.02
 """Share of plain decoding's steps that drafts which do not pay may cost."""
 DOUBTFUL = 1.1
-"""Expected tokens per plain step of a cycle below which drafts may cost `LOSS` and no more."""
+"""Tokens per plain step of a cycle, expected and seen, below which drafts may cost `LOSS` and no more."""
 MEMORY = 16
-"""Cycles, about so many of which are remembered: after so many there is no slack."""
+"""Cycles, about so many of which are remembered."""
 PRIOR = 4.0
-"""Drafted tokens for which scores are trusted before any was verified."""
+"""Drafted tokens, and plain steps, for which scores are trusted before any was verified."""
 GROWTH, LONGEST = 4, 2048
 """Factor of the plain steps after another failure, and their limit."""
 
@@ -53,17 +53,16 @@ class Payoff(NamedTuple):
     """Holds what the drafts of a run have yielded.
 
     Attributes:
-      gained, spent, cycles: tokens gained in the remembered cycles, their cost in plain steps, their number.
-      balance: what all cycles gained, less their cost, and `LOSS` of every plain step.
+      balance: tokens gained less their cost in plain steps, at most `SLACK`; plain steps pay a loss back.
+      gained, spent: tokens gained, and their cost; recent ones weigh more.
       hoped, kept: drafted tokens per running row, by the scores of the verified nodes and in truth; recent ones weigh
         more.
       wait: plain steps before the next drafted cycle. pause: those after the next failure, at least.
     """
 
+    balance: Float[Array, ""]
     gained: Float[Array, ""]
     spent: Float[Array, ""]
-    cycles: Float[Array, ""]
-    balance: Float[Array, ""]
     hoped: Float[Array, ""]
     kept: Float[Array, ""]
     wait: Int[Array, ""]
@@ -93,9 +92,8 @@ def start() -> Payoff:
     """Returns the payoff of a run before its first cycle."""
     # An array of its own for every field: a caller may donate them.
     return Payoff(
-        jnp.float32(0), jnp.float32(0), jnp.float32(0), jnp.float32(0), jnp.float32(0), jnp.float32(0), jnp.int32(0),
-        jnp.int32(BURST),
-    )  # fmt: skip
+        jnp.float32(0), jnp.float32(0), jnp.float32(0), jnp.float32(0), jnp.float32(0), jnp.int32(0), jnp.int32(BURST)
+    )
 
 
 def choose(
@@ -128,20 +126,17 @@ def judge(payoff: Payoff, state: GenerateState, info: StepInfo, choice: Choice, 
     """
     left = jnp.where(state.done, 0, state.budget - state.num_tokens)
     gain = _mean(info.emitted, state) if refilled else jnp.max(left) - jnp.max(left - info.emitted)
-    total, cycles = payoff.gained + gain, payoff.cycles + 1
-    spent = payoff.spent + choice.cost
-    trusted = cycles >= MEMORY
-    doubtful = choice.worth < DOUBTFUL
-    slack = jnp.where(doubtful, jnp.minimum(LOSS * _mean(state.budget, state), SLACK), SLACK)
-    fails = spent - total > jnp.where(trusted, 0.0, slack)
-    balance = payoff.balance + gain - choice.cost
-    repaid = jnp.clip(jnp.ceil(-balance / LOSS), 0, LONGEST).astype(jnp.int32)
-    keep = jnp.where(fails, 0.0, jnp.where(trusted, 0.5, 1.0))
-    longer = jnp.minimum(payoff.pause * GROWTH, LONGEST)
-    pause = jnp.where(fails, longer, jnp.where(trusted, BURST, payoff.pause))
     fade = 1 - 1 / MEMORY
+    gained, spent = fade * payoff.gained + gain, fade * payoff.spent + choice.cost
+    balance = jnp.minimum(payoff.balance + gain - choice.cost, SLACK)
+    doubtful = (PRIOR * choice.worth + gained) / (PRIOR + spent) < DOUBTFUL
+    slack = jnp.where(doubtful, jnp.minimum(LOSS * _mean(state.budget, state), SLACK), SLACK)
+    fails = balance < -slack
+    repaid = jnp.minimum(jnp.ceil(-balance / LOSS), LONGEST).astype(jnp.int32)
+    longer = jnp.minimum(payoff.pause * GROWTH, LONGEST)
+    pause = jnp.where(fails, longer, jnp.where(balance == SLACK, BURST, payoff.pause))
     return Payoff(
-        total * keep, spent * keep, cycles * keep, balance, fade * payoff.hoped + choice.hoped,
+        balance, gained, spent, fade * payoff.hoped + choice.hoped,
         fade * payoff.kept + _mean(info.acceptance.count, state),
         jnp.where(fails, jnp.maximum(payoff.pause, repaid), 0), pause,
     )  # fmt: skip

@@ -258,7 +258,7 @@ def burst(
         drafter=update_checked(engine.drafter, params, state.drafter, after.drafter),
         accepted=state.accepted.at[:, 0].add(after.accepted[:, 0]),
     )
-    balance = payoff.balance + adaptive.LOSS * steps
+    balance = jnp.minimum(payoff.balance + adaptive.LOSS * steps, jnp.maximum(payoff.balance, 0))
     return payoff._replace(wait=jnp.maximum(payoff.wait - steps, 0), balance=balance), after
 
 

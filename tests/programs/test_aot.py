@@ -203,7 +203,7 @@ from eagle_jax.models.presets import model
 target = model("llama-3.1-8b", 1)
 chip, devices = chip_and_devices("v6e:1x1")
 work = generation(
-    target, "pld@59", target, make_mesh(devices=devices), sampling=make_sampling(0.0), batch=8, prompt=128,
+    target, "pld@59", target, make_mesh(devices=devices), sampling=make_sampling(TEMPERATURE), batch=8, prompt=128,
     max_tokens=128, draft_vocab=1024,
 )
 print(json.dumps(measure(work, chip, "cycle")), flush=True)
@@ -213,12 +213,17 @@ print(json.dumps(measure(work, chip, "cycle")), flush=True)
 @needs_libtpu
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_greedy_verification_writes_no_logits(repository):
-    """Those of 8 rows of 60 tokens have 0.25 GB in float32, more than the chip holds outside HBM."""
-    (found,) = on_tpu(repository, "-c", IMPORTS + ARGMAX)
+@pytest.mark.parametrize(("temperature", "most"), [(0.0, 0.5), (0.8, 2.5)])
+def test_verification_processes_no_more_logits_than_it_needs(repository, temperature, most):
+    """Those of 8 rows of 60 tokens have 0.25 GB in float32, more than the chip holds outside HBM.
+
+    Greedy, the argmax is one with the lm_head, and none are written. Sampled, they are written once, and those of the
+    visited nodes alone are read, which is at most one in seven.
+    """
+    (found,) = on_tpu(repository, "-c", IMPORTS + ARGMAX.replace("TEMPERATURE", repr(temperature)))
     logits = 8 * 60 * 128256 * 4 / 1e9
-    assert found["temporaries_gb"] < 0.5 * logits
-    assert found["traffic_gb"] < found["weights_gb"] + found["cache_gb"] + 0.5 * logits
+    assert found["temporaries_gb"] < most * logits
+    assert found["traffic_gb"] < found["weights_gb"] + found["cache_gb"] + most * logits
 
 
 EXPERTS = """
@@ -292,14 +297,15 @@ def test_an_update_of_a_tiny_head(repository):
 @pytest.mark.slow
 @pytest.mark.timeout(10800)
 @pytest.mark.parametrize(
-    ("options", "weights"),
+    ("options", "weights", "most"),
     [
-        ("--model llama-3.1-8b --topology v5e:2x2 --layers 2", 3.8233 / 4),
-        ("--model llama-3.3-70b --topology v5p:2x2x4 --layers 2 --batch 2", 10.4314 / 8),
-        ("--model llama-3.1-8b --topology v6e:1x1", 16.91),  # as in docs/measurements.md; minutes
+        ("--model llama-3.1-8b --topology v5e:2x2 --layers 2", 3.8233 / 4, 6.0),
+        ("--model llama-3.3-70b --topology v5p:2x2x4 --layers 2 --batch 2", 10.4314 / 8, 6.0),
+        ("--model llama-3.1-8b --topology v6e:1x1", 16.91, 1.37),  # as in docs/measurements.md; minutes
+        ("--model llama-3.1-8b --topology v6e:1x1 --batch 8", 16.91, 1.45),
     ],
 )
-def test_generation_on_slices(repository, options, weights):
+def test_generation_on_slices(repository, options, weights, most):
     """Compiles EAGLE-3, 59 nodes in 8 levels, prompt and reply of 1,024 tokens."""
     (found,) = on_tpu(repository, "-m", "infer.aot", *options.split())
     cycle, plain = found["cycle"], found["step"]
@@ -311,7 +317,7 @@ def test_generation_on_slices(repository, options, weights):
     target = presets.model(found["model"])
     read = plain["weights_gb"] - 2e-9 * target.vocab_size * target.hidden_size / found["mesh"]["tensor"]
     assert read < plain["traffic_gb"] < 1.1 * read + plain["cache_gb"]
-    assert 1 < found["cycle_over_step"] < 6
+    assert 1 < found["cycle_over_step"] < most
     # No weight travels: the smallest matrix of these models has 8 MB, the draft logits of one row 1.3 MB.
     gathered = cycle["collectives_mb"].get("all-gather", {"largest": 0})
     assert gathered["largest"] < 2 * found["batch"]

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 import eagle_jax
+from eagle_jax.data.chat import with_stop_ids
 from eagle_jax.runtime.session import Session
 from infer import chat
 from infer.common.programs import arguments
@@ -257,3 +258,28 @@ def test_a_bad_option_is_an_error_of_one_line(options, message, pair, monkeypatc
     with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
         chat.main(arguments(chat.Args, None, options.split()))
     assert message in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_conversation_with_a_chat_model_makes_sense():
+    """The second reply needs the first turn, and both are those of plain decoding of the whole conversation."""
+    target, drafter, tokenizer = load_smollm2()
+    args = chat.Args(pair="smollm2", method="eagle3", max_new_tokens=32, context=400)
+    talk = chat.Chat(args, target, drafter, tokenizer, Console(file=io.StringIO(), width=200))
+    messages = []
+    for line in ("My name is Ada and I have a dog called Rex. Say hello.", "What is the name of my dog?"):
+        messages.append({"role": "user", "content": line})
+        talk.line(line)
+        prompt = eagle_jax.chat_ids(tokenizer, messages)
+        plain = eagle_jax.generate(target, None, [prompt], max_new_tokens=32).tokens[0]
+        assert talk.session.text[: len(prompt) + len(plain)] == [*prompt, *plain]
+        messages.append({"role": "assistant", "content": tokenizer.decode(plain, skip_special_tokens=True)})
+    assert "Rex" in messages[-1]["content"]
+
+
+def load_smollm2():
+    try:
+        target, drafter, tokenizer = eagle_jax.load_demo("smollm2")
+    except ValueError as error:
+        pytest.skip(str(error))
+    return with_stop_ids(target, tokenizer), drafter, tokenizer
