@@ -363,6 +363,8 @@ def speed(case="trained", temperature="0", tokens=128, rows=8, repetitions=3):
     drafters = {"plain": None, "prompt lookup": prompt_lookup}
     if case != "random":
         target, head, words = load_demo("smollm2" if case == "smollm2" else "eagle3")
+        if words.pad_token_id == words.eos_token_id:  # tunix hides pads, also those that end the turns of a prompt
+            words.pad_token = words.convert_ids_to_tokens(0)
         model, chain = bundled_qwen2(target), TreeConfig.chain(3)
         drafters["EAGLE-3"] = lambda policy: DraftHead.from_params(head.config, head.params, policy, chain)
         tasks = [load_task(name, bundled_questions()).questions for name in ("chat", "math", "code")]
@@ -376,16 +378,21 @@ def speed(case="trained", temperature="0", tokens=128, rows=8, repetitions=3):
         letters = np.random.default_rng(0).integers(ord("a"), ord("z") + 1, (rows, 24))
         prompts = [" ".join(map(chr, row)) for row in letters]
     config = greedy(tokens, max_prompt_length=256, kv_cache_size=512, eos_tokens=[stop])
-    if float(temperature):
-        config = dataclasses.replace(config, temperature=float(temperature), top_p=1.0, seed=jax.random.PRNGKey(0))
+
+    def settings():
+        if not float(temperature):
+            return config
+        seed = jax.random.PRNGKey(0)  # the vanilla engine deletes it
+        return dataclasses.replace(config, temperature=float(temperature), top_p=1.0, seed=seed)
+
     given = dict(rollout_actor=model, tokenizer=words, rollout_config=config)
     engines = {"tunix": vanilla(model, 512, words)}
     engines |= {name: EagleRollout(drafter=drafter, lanes=rows, **given) for name, drafter in drafters.items()}
-    written = {name: texts(engine.generate(prompts, config)) for name, engine in engines.items()}  # compiles
+    written = {name: texts(engine.generate(prompts, settings())) for name, engine in engines.items()}  # compiles
     seconds = {name: [] for name in engines}
     for name in list(engines) * repetitions:
         start = time.perf_counter()
-        engines[name].generate(prompts, config)
+        engines[name].generate(prompts, settings())
         seconds[name].append(time.perf_counter() - start)
     return {
         name: {
