@@ -7,7 +7,8 @@ what its nodes yielded before.
 A balance counts the tokens that cycles gain, less what they cost in plain steps. If it falls too low, a burst of plain
 steps follows, and four times as many after each failure in a row. Drafts go on when the loss is at most 2% of the plain
 steps. A batch ends with its last row, so what counts is how far the row with the most tokens left came; in lanes that
-refill themselves it is the mean over the rows. The drafter reads the tokens of a burst at its end, all at once, so a
+refill themselves it is the mean over the rows. Rows drift apart like random walks: the slowest falls behind the mean
+fast at first, and that alone is no failure. The drafter reads the tokens of a burst at its end, all at once, so a
 plain step costs what it costs without a drafter.
 """
 
@@ -54,7 +55,8 @@ class Payoff(NamedTuple):
 
     Attributes:
       balance: tokens gained less their cost in plain steps, at most `SLACK`; plain steps pay a loss back.
-      gained, spent: tokens gained, and their cost; recent ones weigh more.
+      gained, spent: tokens that cycles emitted per row, less what the slowest row falls behind, and their cost; recent
+        ones weigh more.
       hoped, kept: drafted tokens per running row, by the scores of the verified nodes and in truth; recent ones weigh
         more.
       wait: plain steps before the next drafted cycle. pause: those after the next failure, at least.
@@ -125,12 +127,18 @@ def judge(payoff: Payoff, state: GenerateState, info: StepInfo, choice: Choice, 
       refilled: whether a row that is done makes room for another one.
     """
     left = jnp.where(state.done, 0, state.budget - state.num_tokens)
-    gain = _mean(info.emitted, state) if refilled else jnp.max(left) - jnp.max(left - info.emitted)
+    mean = _mean(info.emitted, state)
+    gain = mean if refilled else jnp.max(left) - jnp.max(left - info.emitted)
+    drafted = trust(payoff) * choice.hoped
+    cycles = jnp.maximum(jnp.max(left) / (1 + drafted), 1)
+    behind = 0.0 if refilled else _largest_of(jnp.sum(~state.done)) * jnp.sqrt(drafted * cycles)
     fade = 1 - 1 / MEMORY
-    gained, spent = fade * payoff.gained + gain, fade * payoff.spent + choice.cost
+    gained, spent = fade * payoff.gained + mean - behind / cycles, fade * payoff.spent + choice.cost
     balance = jnp.minimum(payoff.balance + gain - choice.cost, SLACK)
-    doubtful = (PRIOR * choice.worth + gained) / (PRIOR + spent) < DOUBTFUL
-    slack = jnp.where(doubtful, jnp.minimum(LOSS * _mean(state.budget, state), SLACK), SLACK)
+    expected = PRIOR * (choice.worth - behind / cycles / choice.cost)
+    doubtful = (expected + gained) / (PRIOR + spent) < DOUBTFUL
+    # After k of n cycles the slowest row has lost sqrt(k / n) of `behind`, at most a quarter more than its share k / n.
+    slack = jnp.where(doubtful, jnp.minimum(LOSS * _mean(state.budget, state), SLACK), SLACK + behind / 4)
     fails = balance < -slack
     repaid = jnp.minimum(jnp.ceil(-balance / LOSS), LONGEST).astype(jnp.int32)
     longer = jnp.minimum(payoff.pause * GROWTH, LONGEST)
@@ -140,6 +148,11 @@ def judge(payoff: Payoff, state: GenerateState, info: StepInfo, choice: Choice, 
         fade * payoff.kept + _mean(info.acceptance.count, state),
         jnp.where(fails, jnp.maximum(payoff.pause, repaid), 0), pause,
     )  # fmt: skip
+
+
+def _largest_of(count: Int[Array, ""]) -> Float[Array, ""]:
+    """Returns about the expected largest of so many standard normal numbers (Blom, 1958)."""
+    return jax.scipy.special.ndtri((count - 0.375) / (count + 0.25))
 
 
 def _mean(rows: Shaped[Array, "B *n"], state: GenerateState) -> Float[Array, "*n"]:

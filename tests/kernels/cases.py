@@ -27,7 +27,7 @@ def operands(rng, lengths, *, new=5, columns=None, heads=6, groups=2, width=8, s
     )  # fmt: skip
 
 
-def check_kernel(kernel, given, near=2e-5):
+def check_kernel(kernel, given, near=1e-5):
     """`kernel`, with the arguments of attention with a cache, equals the definition."""
     scale = given[0].shape[-1] ** -0.5
     wanted = jax.jit(functools.partial(attention._attend, scale=scale))(*given)
@@ -39,7 +39,7 @@ def check_kernel(kernel, given, near=2e-5):
 def check_case(kernel, lengths, sizes, dtype):
     """As `check_kernel`, for a case of `CASES`."""
     given = operands(np.random.default_rng(len(lengths)), lengths, dtype=dtype, **sizes)
-    check_kernel(kernel, given, 2e-5 if dtype == "float32" else 2e-2)
+    check_kernel(kernel, given, 1e-5 if dtype == "float32" else 2e-2)
 
 
 CASES = [
