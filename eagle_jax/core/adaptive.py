@@ -40,8 +40,8 @@ SLACK = 2.5
 """Plain steps that cycles may cost beyond their yield before plain steps follow, and most that the balance keeps."""
 LOSS = 0.02
 """Share of plain decoding's steps that drafts which do not pay may cost."""
-DOUBTFUL = 1.1
-"""Tokens per plain step of a cycle, expected and seen, below which drafts may cost `LOSS` and no more."""
+DOUBTFUL, PROMISING = 1.1, 1.4
+"""Tokens per plain step of a cycle, expected and seen, up to which drafts may cost `LOSS`, and from which `SLACK`."""
 MEMORY = 16
 """Cycles, about so many of which are remembered."""
 PRIOR = 4.0
@@ -136,9 +136,10 @@ def judge(payoff: Payoff, state: GenerateState, info: StepInfo, choice: Choice, 
     gained, spent = fade * payoff.gained + mean - behind / cycles, fade * payoff.spent + choice.cost
     balance = jnp.minimum(payoff.balance + gain - choice.cost, SLACK)
     expected = PRIOR * (choice.worth - behind / cycles / choice.cost)
-    doubtful = (expected + gained) / (PRIOR + spent) < DOUBTFUL
+    promise = ((expected + gained) / (PRIOR + spent) - DOUBTFUL) / (PROMISING - DOUBTFUL)
+    least = jnp.minimum(LOSS * _mean(state.budget, state), SLACK)
     # After k of n cycles the slowest row has lost sqrt(k / n) of `behind`, at most a quarter more than its share k / n.
-    slack = jnp.where(doubtful, jnp.minimum(LOSS * _mean(state.budget, state), SLACK), SLACK + behind / 4)
+    slack = least + jnp.clip(promise, 0, 1) * (SLACK + behind / 4 - least)
     fails = balance < -slack
     repaid = jnp.minimum(jnp.ceil(-balance / LOSS), LONGEST).astype(jnp.int32)
     longer = jnp.minimum(payoff.pause * GROWTH, LONGEST)

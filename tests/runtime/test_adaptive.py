@@ -171,11 +171,12 @@ def test_drafts_that_do_not_pay_cost_two_percent(promise):
         payoff = repay(payoff)
 
 
-@pytest.mark.parametrize(("budget", "worth", "failures"), [(40, 1.2, 1), (40, 1.6, 2), (40, 2.0, 3), (200, 1.0, 3)])
+@pytest.mark.parametrize(("budget", "worth", "failures"), [(40, 1.2, 1), (40, 2.0, 2), (40, 3.0, 3), (200, 1.0, 3)])
 def test_doubtful_drafts_of_short_replies_stop_sooner(budget, worth, failures):
     """2% of 40 tokens are 0.8 plain steps, which one cycle that costs 2 and emits 1 exceeds; three exceed 2.5.
 
-    Expected and seen, (4 * 1.6 + 1) / (4 + 2) = 1.23 and (4 * 1.6 + 1.94) / (4 + 3.88) = 1.06 tokens per plain step.
+    Expected and seen, (4 * 2 + 1) / (4 + 2) = 1.5 and (4 * 2 + 1.94) / (4 + 3.88) = 1.26 tokens per plain step: the
+    second is half of the way from 1.1 to 1.4, and so is the loss that ends the drafts.
     """
     state = prefill(*request_of(tiny_target(), None, PROMPTS[:1], max_new_tokens=budget))
     payoff, cycles = adaptive.start(), 0
