@@ -2,7 +2,7 @@
 
 The scores of the nodes say how many tokens a tree of the best n would yield, and a measured or modelled cost what they
 would cost: the best ratio is chosen, for the whole batch. Scores of a head that is too sure of itself are corrected by
-what its nodes yielded before.
+what its nodes yielded before. If no size is worth its cost, the smallest is taken, and plain steps follow.
 
 A balance counts the tokens that cycles gain, less what they cost in plain steps. If it falls too low, a burst of plain
 steps follows, and four times as many after each failure in a row. Drafts go on when the loss is at most 2% of the plain
@@ -81,13 +81,16 @@ class Choice(NamedTuple):
 
     Attributes:
       rung: its index. cost: of the cycle, in plain steps. hoped: drafted tokens that its scores promise a row.
-      worth: expected tokens per plain step.
+      worth: expected tokens of the slowest row per plain step.
+      behind: tokens that the slowest row will be behind the mean at the end. share: of them, those of a cycle.
     """
 
     rung: Int[Array, ""]
     cost: Float[Array, ""]
     hoped: Float[Array, ""]
     worth: Float[Array, ""]
+    behind: Float[Array, ""] | float = 0.0
+    share: Float[Array, ""] | float = 0.0
 
 
 def start() -> Payoff:
@@ -99,20 +102,26 @@ def start() -> Payoff:
 
 
 def choose(
-    payoff: Payoff, state: GenerateState, tree: DraftTree, drafting: Array | float, rungs: tuple[tuple[int, float], ...]
-) -> Choice:
+    payoff: Payoff, state: GenerateState, tree: DraftTree, drafting: Array | float,
+    rungs: tuple[tuple[int, float], ...], refilled: bool = False,
+) -> Choice:  # fmt: skip
     """Chooses the number of rows with the most expected tokens per cost of the cycle.
 
     Args:
       state: before the cycle. tree: the best nodes first, if there are several rungs.
       drafting: cost of the drafted levels. rungs: rows, and the cost of verifying them.
+      refilled: as in `judge`.
     """
     costs = drafting + jnp.array([cost for _, cost in rungs], jnp.float32)
     promised = jnp.cumsum(jnp.exp(tree.scores), axis=1)[:, np.array([rows - 1 for rows, _ in rungs])] - 1
     hoped = _mean(promised, state)
-    worth = (1 + trust(payoff) * hoped) / costs
-    rung = jnp.argmax(worth).astype(jnp.int32)
-    return Choice(rung, costs[rung], hoped[rung], worth[rung])
+    drafted = trust(payoff) * hoped
+    left = jnp.max(jnp.where(state.done, 0, state.budget - state.num_tokens))
+    cycles = jnp.maximum(left / (1 + drafted), 1)
+    behind = 0 * drafted if refilled else _largest_of(jnp.sum(~state.done)) * jnp.sqrt(drafted * cycles)
+    worth = (1 + drafted - behind / cycles) / costs
+    rung = jnp.where(jnp.max(worth) < 1, 0, jnp.argmax(worth)).astype(jnp.int32)
+    return Choice(rung, costs[rung], hoped[rung], worth[rung], behind[rung], (behind / cycles)[rung])
 
 
 def trust(payoff: Payoff) -> Float[Array, ""]:
@@ -129,19 +138,16 @@ def judge(payoff: Payoff, state: GenerateState, info: StepInfo, choice: Choice, 
     left = jnp.where(state.done, 0, state.budget - state.num_tokens)
     mean = _mean(info.emitted, state)
     gain = mean if refilled else jnp.max(left) - jnp.max(left - info.emitted)
-    drafted = trust(payoff) * choice.hoped
-    cycles = jnp.maximum(jnp.max(left) / (1 + drafted), 1)
-    behind = 0.0 if refilled else _largest_of(jnp.sum(~state.done)) * jnp.sqrt(drafted * cycles)
     fade = 1 - 1 / MEMORY
-    gained, spent = fade * payoff.gained + mean - behind / cycles, fade * payoff.spent + choice.cost
+    gained, spent = fade * payoff.gained + mean - choice.share, fade * payoff.spent + choice.cost
     balance = jnp.minimum(payoff.balance + gain - choice.cost, SLACK)
-    expected = PRIOR * (choice.worth - behind / cycles / choice.cost)
-    promise = ((expected + gained) / (PRIOR + spent) - DOUBTFUL) / (PROMISING - DOUBTFUL)
+    promise = ((PRIOR * choice.worth + gained) / (PRIOR + spent) - DOUBTFUL) / (PROMISING - DOUBTFUL)
     least = jnp.minimum(LOSS * _mean(state.budget, state), SLACK)
     # After k of n cycles the slowest row has lost sqrt(k / n) of `behind`, at most a quarter more than its share k / n.
-    slack = least + jnp.clip(promise, 0, 1) * (SLACK + behind / 4 - least)
-    fails = balance < -slack
-    repaid = jnp.minimum(jnp.ceil(-balance / LOSS), LONGEST).astype(jnp.int32)
+    slack = least + jnp.clip(promise, 0, 1) * (SLACK + choice.behind / 4 - least)
+    nothing = (choice.hoped == 0) & (choice.cost > 1)  # no drafted node was worth its cost: nothing can be learnt
+    fails = nothing | (balance < -slack)
+    repaid = jnp.clip(jnp.ceil(-balance / LOSS), 0, LONGEST).astype(jnp.int32)
     longer = jnp.minimum(payoff.pause * GROWTH, LONGEST)
     pause = jnp.where(fails, longer, jnp.where(balance == SLACK, BURST, payoff.pause))
     return Payoff(

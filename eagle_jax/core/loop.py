@@ -174,7 +174,7 @@ def drafted_cycle(
     rungs = cost.rungs(drafter.num_nodes + 1, all_sizes=rule_of(engine) is deterministic)
     levels = jnp.max(node_depths(ancestor_mask(tree.parents, drafter.depth))) if cost.level else 0
     tree = by_score(tree, drafter.depth) if len(rungs) > 1 else tree
-    choice = adaptive.choose(payoff, state, tree, cost.level * levels, rungs)
+    choice = adaptive.choose(payoff, state, tree, cost.level * levels, rungs, refilled)
 
     def verify_best(rows: int) -> Checked:
         return _verify(params, state, jax.tree.map(lambda column: column[:, :rows], tree), sampling, engine)

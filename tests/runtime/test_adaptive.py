@@ -60,9 +60,9 @@ def test_text_does_not_depend_on_the_sizes_of_trees(name, temperature, monkeypat
     """Every cycle takes the next size, so that all follow one another."""
     sizes, choose = [], adaptive.choose
 
-    def in_turns(payoff, state, tree, drafting, rungs):
+    def in_turns(payoff, state, tree, drafting, rungs, refilled):
         sizes.append([rows for rows, _ in rungs])
-        choice = choose(payoff, state, tree, drafting, rungs)
+        choice = choose(payoff, state, tree, drafting, rungs, refilled)
         return choice._replace(rung=jnp.max(state.cycles) % len(rungs))
 
     monkeypatch.setattr(adaptive, "choose", in_turns)
@@ -202,12 +202,12 @@ def test_a_batch_gains_what_its_last_row_gains():
                                                         ([1, 1, 1, 1], 0.8, True)])  # fmt: skip
 def test_the_slowest_row_may_fall_behind_a_useful_mean(emitted, worth, waits):
     """By hand: of 64 cycles the slowest of four rows loses 1.05 * sqrt(64) tokens, so 2.1 more may be missing."""
-    rows = len(emitted)
+    rows, behind = len(emitted), 8.4 if len(emitted) == 4 else 0.0
     state = prefill(*request_of(tiny_target(), None, PROMPTS[:rows], max_new_tokens=129))
     payoff = adaptive.start()._replace(balance=jnp.float32(-2.4), gained=jnp.float32(20), spent=jnp.float32(10))
     if worth < 1:
         payoff = payoff._replace(gained=jnp.float32(8))
-    after = adaptive.judge(payoff, state, info_of(emitted), adaptive.Choice(0, 2.0, 1.0, worth))
+    after = adaptive.judge(payoff, state, info_of(emitted), adaptive.Choice(0, 2.0, 1.0, worth, behind, behind / 64))
     assert float(after.balance) == pytest.approx(-3.4)
     assert (int(after.wait) > 0) == waits
 
@@ -223,7 +223,7 @@ def test_the_size_with_the_most_tokens_per_cost_is_chosen():
         ((1.0, 1.4, 1.5), 0.0, 2),  # 1, 1.07 and 1.17 tokens per cost
         ((1.0, 1.4, 1.7), 0.0, 1),  # 1.03 for both nodes
         ((1.0, 1.6, 1.8), 0.0, 0),
-        ((1.0, 1.6, 1.8), 0.5, 2),  # drafting two levels has cost 1: 0.5, 0.58 and 0.63
+        ((1.0, 1.6, 1.8), 0.5, 0),  # drafting two levels has cost 1: 0.5, 0.58 and 0.63, and none is worth it
     ):
         choice = adaptive.choose(payoff, state, tree, 2 * level, tuple(zip((1, 2, 3), costs, strict=True)))
         assert int(choice.rung) == rung
@@ -239,13 +239,36 @@ def test_the_size_with_the_most_tokens_per_cost_is_chosen():
     assert chosen[:8] == [1] * 8 and 0 in chosen
 
 
+def test_the_slowest_of_equal_rows_gains_less_than_the_mean():
+    """By hand: 73.1 cycles of 1.75 tokens for 128 tokens, of which the slowest of four rows loses 1.05 deviations."""
+    state = prefill(*request_of(tiny_target(), None, [PROMPTS[0]] * 4, max_new_tokens=129))
+    tree = DraftTree(
+        jnp.zeros((4, 3), jnp.int32), jnp.array([[-1, 0, 1]] * 4), jnp.log(jnp.array([[1, 0.5, 0.25]] * 4))
+    )
+    choices = [
+        adaptive.choose(adaptive.start(), state, tree, 0.0, ((3, 1.25),), refilled) for refilled in (False, True)
+    ]
+    behind = 1.049 * np.sqrt(0.75 * 128 / 1.75)
+    assert float(choices[0].behind) == pytest.approx(behind, rel=1e-3)
+    assert float(choices[0].worth) == pytest.approx((1.75 - behind * 1.75 / 128) / 1.25, rel=1e-4)
+    assert float(choices[1].behind) == 0 and float(choices[1].worth) == pytest.approx(1.75 / 1.25)
+
+
+def test_drafts_of_which_none_is_worth_its_cost_end_at_once():
+    """The cycle cost half a plain step more than one, which 25 plain steps pay back: 32 follow."""
+    state = prefill(*request_of(tiny_target(), None, PROMPTS[:1], max_new_tokens=129))
+    for cost, hoped, wait in ((1.5, 0.0, 32), (1.5, 0.1, 0), (1.0, 0.0, 0)):
+        after = adaptive.judge(adaptive.start(), state, info_of([1]), adaptive.Choice(0, cost, hoped, 0.9))
+        assert int(after.wait) == wait
+
+
 def test_drafting_stops_where_a_level_is_not_worth_its_cost():
     target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
     options = {"max_new_tokens": 64, "eos_ids": ()}
     plain = eagle_jax.generate(target, None, PROMPTS, **options)
     longest = []
-    for level in (0.0, 1.1):  # a frontier's probability is at most 1
-        out = eagle_jax.generate(target, head, PROMPTS, cycle_cost=CycleCost((1, 13), (1.0, 1.0), level), **options)
+    for level in (0.0, 1.1):  # a frontier's probability is at most 1; the pass is so cheap that the first level pays
+        out = eagle_jax.generate(target, head, PROMPTS, cycle_cost=CycleCost((1, 13), (1.0, 0.1), level), **options)
         assert out.tokens == plain.tokens
         longest.append(int(np.flatnonzero(out.accepted.sum(0)).max()))
     assert longest[0] > 1 and longest[1] == 1
