@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -57,20 +57,22 @@ class EagleRollout(BaseRollout):
     Args:
       rollout_actor: the policy, a tunix Llama 3, Qwen2, Qwen3 or Gemma 3 without experts or adapters.
       tokenizer: tunix's `TokenizerAdapter`, or what it adapts.
-      mesh: of the rollout. Axes "fsdp" and "tp" become "fsdp" and "tensor" of `eagle_jax.parallel.make_mesh`.
+      mesh: of the rollout; None is the policy's device. Axes "fsdp" and "tp" become "fsdp" and "tensor" of
+        `eagle_jax.parallel.make_mesh`.
       rollout_config: `data_type` is the dtype of weights and caches; None keeps the policy's.
       drafter: `target -> BoundDrafter`, such as `eagle_jax.prompt_lookup` or a function that loads a head; None is
         plain decoding.
       lanes, cycle_cost: replies at a time and what a cycle costs, see `eagle_jax.rollout`.
-      history: most tokens of latest replies in which prompt lookup, alone or beside a head, looks; every doubling of
-        their number compiles once. 0 keeps none.
-      head_optimizer: updates the EAGLE head of `drafter` on the replies of every call, `head_updates` times, as
-        `eagle_jax.training.adapt`; None leaves it as it is.
+      history: number of latest reply tokens that are kept for prompt lookup, alone or beside a head; 0 keeps none. The
+        first call with a history compiles, and so does every doubling of its tokens, prompts or longest prompt.
+      head_optimizer: updates the EAGLE head of `drafter` on the replies of every call, also of evaluation,
+        `head_updates` times, as `eagle_jax.training.adapt`; None leaves it as it is.
+      head_micro: parts of the replies that such an update computes one after another, to save memory.
       max_position: longest prompt and reply together, in tokens.
 
     Raises:
-      CheckpointError: the policy cannot be imported. ConfigError: the mesh has other axes or does not divide it, or
-        `drafter` has no history, or no head to update.
+      CheckpointError: the policy cannot be imported. ConfigError: a number is too small, the mesh has other axes or
+        does not divide the policy, or `drafter` is no function, has no history, or no head to update.
       MemoryError: the copy of the policy does not fit in device memory.
     """
 
@@ -78,16 +80,28 @@ class EagleRollout(BaseRollout):
         self, *, rollout_actor: Any, tokenizer: Any, mesh: Mesh | None = None, rollout_config: RolloutConfig,
         drafter: Callable[[Target], BoundDrafter] | None = None, lanes: int = 16,
         cycle_cost: float | CycleCost | None = None, history: int = 0,
-        head_optimizer: optax.GradientTransformation | None = None, head_updates: int = 2, max_position: int = 32768,
+        head_optimizer: optax.GradientTransformation | None = None, head_updates: int = 2, head_micro: int = 1,
+        max_position: int = 32768,
     ) -> None:  # fmt: skip
-        leaves = leaves_by_path(rollout_actor)
+        for name, value, least in (("lanes", lanes, 1), ("history", history, 0), ("head_updates", head_updates, 1),
+                                   ("head_micro", head_micro, 1)):  # fmt: skip
+            if value < least:
+                raise ConfigError(f"{name} must be at least {least}, got {value}. Raise it.")
+        if drafter is not None and not callable(drafter):
+            raise ConfigError(
+                f"drafter must be a function of the target, got a {type(drafter).__name__}. Pass one, such as "
+                "lambda target: eagle_jax.load_drafter(path, target)."
+            )
+        self._device = mesh.devices.flat[0] if mesh is not None and mesh.size == 1 else None
+        leaves = self._placed(leaves_by_path(rollout_actor))
         config = tunix_config(rollout_actor, max_position)
         dtype = str(jnp.dtype(rollout_config.data_type or activation_dtype(leaves)))
         self._importer = Importer(tunix_names(rollout_actor), config, dtype, _own_mesh(mesh))
         fn = on_mesh(config, dtype, self._importer.mesh)  # first: it checks the key-value heads
         params = self._importer(leaves)
         self._target = Target(config, params, fn, type(rollout_actor).__name__, dtype, self._importer.mesh)
-        self._drafter = None if drafter is None else drafter(self._target)
+        with jax.default_device(self._device):
+            self._drafter = None if drafter is None else drafter(self._target)
         # tunix compares the weights of the trained model with those of `model()`, and copies them if they differ. Here
         # they always do, and a model of shapes costs no memory.
         graph, state = nnx.split(rollout_actor)
@@ -96,7 +110,7 @@ class EagleRollout(BaseRollout):
         self._tokenizer = tokenizer if adapted else TokenizerAdapter(tokenizer)
         self._lanes, self._cycle_cost, self._calls = lanes, cycle_cost, 0
         self._history, self._samples = history, collections.deque[tuple[list[int], list[int]]]()
-        self._tx, self._updates, self._tau = head_optimizer, head_updates, float("nan")
+        self._tx, self._updates, self._micro, self._tau = head_optimizer, head_updates, head_micro, float("nan")
         self._learner: HeadTrainState | None = None
         if history and not isinstance(self._drafter, PromptLookup | WithLookup):
             raise ConfigError(
@@ -164,7 +178,7 @@ class EagleRollout(BaseRollout):
         if not found.finished.all():  # interrupted: tunix would train on replies that were not written
             raise KeyboardInterrupt
         self._tau = found.tau
-        self._follow(ids, found)
+        self._follow(ids, found, rollout_config.max_tokens_to_generate)
         lengths = [len(row) - (row[-1] in stops) for row in found.tokens]
         tokens = [np.asarray(row[:length], np.int32) for row, length in zip(found.tokens, lengths, strict=True)]
         kept = found.log_probs and [row[:length] for row, length in zip(found.log_probs, lengths, strict=True)]
@@ -191,7 +205,7 @@ class EagleRollout(BaseRollout):
         Raises:
           CheckpointError: a parameter is missing or unknown, such as those of adapters alone.
         """
-        new = self._importer(leaves_by_path(params), old=self._target.params)
+        new = self._importer(self._placed(leaves_by_path(params)), old=self._target.params)
         self._target = dataclasses.replace(self._target, params=new)
         if self._drafter is not None:
             self._drafter = self._drafter.rebind(self._target)
@@ -219,23 +233,30 @@ class EagleRollout(BaseRollout):
     def _name(self) -> str:
         return "None" if self._drafter is None else self._drafter.name
 
-    def _follow(self, prompts: list[list[int]], found: Any) -> None:
+    def _placed(self, leaves: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the leaves on the device of the rollout, if it has one device of its own."""
+        return leaves if self._device is None else jax.device_put(dict(leaves), self._device)
+
+    def _follow(self, prompts: list[list[int]], found: Any, most: int) -> None:
         """Updates the head on replies of the present policy, and the history."""
         drafter, head = self._drafter, self._learning()
         state = self._learner
         if head is not None and state is not None:
             mesh = self._target.mesh
             groups = 1 if mesh is None else mesh.size
-            missing = -len(prompts) % groups  # rows without a text: a mesh splits equal numbers of rows
+            # Rows without a text: a mesh and the parts of an update split equal numbers of rows.
+            missing = -len(prompts) % (groups * self._micro)
+            width = max(map(len, prompts)) + most
             rows = pack_replies(
                 prompts + [[]] * missing, found.tokens + [[]] * missing,
                 [*found.features, *[found.features[0][:0]] * missing], self._target.config.hidden_size,
+                1 << (width - 1).bit_length(),
             )  # fmt: skip
             frozen = Frozen(self._target.params, head.params["d2t"])
             for _ in range(self._updates):
                 state, _ = adapt(
                     self._target.config, head.config, OBJECTIVE, self._tx, state, frozen, rows,
-                    dtype=self._target.dtype, mesh=mesh,
+                    dtype=self._target.dtype, mesh=mesh, micro=self._micro,
                 )  # fmt: skip
             self._learner = state
             weights = jax.tree.map(lambda new, old: new.astype(old.dtype), state.head, head.params["head"])

@@ -113,6 +113,14 @@ def test_a_head_and_a_history_follow_the_policy(run):
     assert 0 < found["kept"] <= 512
     assert "drafter must look prompts up if there is a history, got None" in found["refused"][0]
     assert "drafter must be an EAGLE head if it is updated, got None" in found["refused"][1]
+    assert "lanes must be at least 1, got 0" in found["refused"][2]
+    assert "drafter must be a function of the target, got a str" in found["refused"][3]
+
+
+@pytest.mark.slow
+def test_a_rollout_has_a_device_of_its_own(run):
+    found = run("devices")
+    assert found["same"] == [True, True] and found["devices"] == [found["second"]]
 
 
 @pytest.mark.slow

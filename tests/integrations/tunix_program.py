@@ -1,6 +1,6 @@
 """Compares imported models and rollouts with tunix's own, in an environment with google-tunix; see `test_tunix.py`.
 
-    python tests/integrations/tunix_program.py logits|layers|rollout|grpo|follow
+    python tests/integrations/tunix_program.py logits|layers|rollout|grpo|follow|devices
     python tests/integrations/tunix_program.py speed [trained|random|smollm2 [TEMPERATURE]]
 
 The last line of the output is a JSON object.
@@ -146,9 +146,7 @@ def texts(output):
 
 
 def eagle(model, config=None, **options):
-    return EagleRollout(
-        rollout_actor=model, tokenizer=Tokenizer(), mesh=None, rollout_config=config or greedy(), **options
-    )
+    return EagleRollout(rollout_actor=model, tokenizer=Tokenizer(), rollout_config=config or greedy(), **options)
 
 
 def run_page(page, names):
@@ -305,7 +303,7 @@ def follow(steps=6):
     policies = [tiny_qwen3(seed) for seed in (0, 7)]
     # The second policy's own engine is not compared: one engine takes the weights of both.
     config, plain = greedy(32), eagle(policies[0])
-    options = dict(history=512, head_optimizer=optax.adam(1e-2), head_updates=8)
+    options = dict(history=512, head_optimizer=optax.adam(1e-2), head_updates=8, head_micro=2)
     still, engine = (eagle(policies[0], drafter=own_head, **own) for own in ({}, options))
     programs, found = (adapt, engine._importer.update_program, rollouts.advance_program), []
     for step in range(steps):
@@ -320,12 +318,26 @@ def follow(steps=6):
         })  # fmt: skip
     kept = sum(len(row) for _, row in engine._samples)
     refused = []
-    for own in ({"history": 9}, {"head_optimizer": optax.sgd(1.0)}):
+    for own in ({"history": 9}, {"head_optimizer": optax.sgd(1.0)}, {"lanes": 0}, {"drafter": "head"}):
         try:
             eagle(policies[0], **own)
         except ConfigError as error:
             refused.append(str(error))
     return {"steps": found, "kept": kept, "refused": refused}
+
+
+def devices():
+    """Returns whether an engine on the second device writes what the first device's policy writes, before and after."""
+    first, second = jax.devices()[:2]
+    mesh, found = Mesh(np.array([second]).reshape(1, 1), ("fsdp", "tp")), []
+    engine = eagle(tiny_qwen3(), drafter=own_head, history=64, mesh=mesh)
+    for seed in (0, 7):
+        policy = jax.device_put(nnx.state(tiny_qwen3(seed), nnx.Param), first)
+        engine.update_params(policy, (nnx.Param,))
+        wanted = texts(vanilla(tiny_qwen3(seed)).generate(PROMPTS, greedy()))
+        found.append(texts(engine.generate(PROMPTS, greedy())) == wanted)
+    homes = {str(home) for leaf in jax.tree.leaves(engine.target.params) for home in leaf.devices()}
+    return {"same": found, "devices": sorted(homes), "second": str(second)}
 
 
 def bundled_qwen2(target):
@@ -406,5 +418,15 @@ def speed(case="trained", temperature="0", tokens=128, rows=8, repetitions=3):
 
 
 if __name__ == "__main__":
-    parts = {"logits": logits, "layers": layers, "rollout": rollout, "grpo": grpo, "follow": follow, "speed": speed}
+    if sys.argv[1] == "devices":
+        jax.config.update("jax_num_cpu_devices", 2)
+    parts = {
+        "logits": logits,
+        "layers": layers,
+        "rollout": rollout,
+        "grpo": grpo,
+        "follow": follow,
+        "devices": devices,
+        "speed": speed,
+    }
     print(json.dumps(parts[sys.argv[1]](*sys.argv[2:])))
