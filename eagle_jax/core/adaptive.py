@@ -2,7 +2,8 @@
 
 The scores of the nodes say how many tokens a tree of the best n would yield, and a measured or modelled cost what they
 would cost: the best ratio is chosen, for the whole batch. Scores of a head that is too sure of itself are corrected by
-what its nodes yielded before. If no size is worth its cost, the smallest is taken, and plain steps follow.
+what its nodes yielded before. If no size is worth its cost, that with the least loss is taken, and if it verifies nothing
+and earlier ones did not pay either, plain steps follow.
 
 A balance counts the tokens that cycles gain, less what they cost in plain steps. If it falls too low, a burst of plain
 steps follows, and four times as many after each failure in a row. Drafts go on when the loss is at most 2% of the plain
@@ -119,8 +120,9 @@ def choose(
     left = jnp.max(jnp.where(state.done, 0, state.budget - state.num_tokens))
     cycles = jnp.maximum(left / (1 + drafted), 1)
     behind = 0 * drafted if refilled else _largest_of(jnp.sum(~state.done)) * jnp.sqrt(drafted * cycles)
-    worth = (1 + drafted - behind / cycles) / costs
-    rung = jnp.where(jnp.max(worth) < 1, 0, jnp.argmax(worth)).astype(jnp.int32)
+    gain = 1 + drafted - behind / cycles
+    worth = gain / costs
+    rung = jnp.argmax(jnp.where(jnp.max(worth) < 1, gain - costs, worth)).astype(jnp.int32)
     return Choice(rung, costs[rung], hoped[rung], worth[rung], behind[rung], (behind / cycles)[rung])
 
 
@@ -145,7 +147,8 @@ def judge(payoff: Payoff, state: GenerateState, info: StepInfo, choice: Choice, 
     least = jnp.minimum(LOSS * _mean(state.budget, state), SLACK)
     # After k of n cycles the slowest row has lost sqrt(k / n) of `behind`, at most a quarter more than its share k / n.
     slack = least + jnp.clip(promise, 0, 1) * (SLACK + choice.behind / 4 - least)
-    nothing = (choice.hoped == 0) & (choice.cost > 1)  # no drafted node was worth its cost: nothing can be learnt
+    # No drafted node was worth its cost, nor have others been of late.
+    nothing = (choice.hoped == 0) & (choice.cost > 1) & (promise < 0)
     fails = nothing | (balance < -slack)
     repaid = jnp.clip(jnp.ceil(-balance / LOSS), 0, LONGEST).astype(jnp.int32)
     longer = jnp.minimum(payoff.pause * GROWTH, LONGEST)

@@ -260,6 +260,8 @@ def test_drafts_of_which_none_is_worth_its_cost_end_at_once():
     for cost, hoped, wait in ((1.5, 0.0, 32), (1.5, 0.1, 0), (1.0, 0.0, 0)):
         after = adaptive.judge(adaptive.start(), state, info_of([1]), adaptive.Choice(0, cost, hoped, 0.9))
         assert int(after.wait) == wait
+    paid = adaptive.start()._replace(gained=jnp.float32(30), spent=jnp.float32(20))  # one bad position is no failure
+    assert int(adaptive.judge(paid, state, info_of([1]), adaptive.Choice(0, 1.5, 0.0, 0.9)).wait) == 0
 
 
 def test_drafting_stops_where_a_level_is_not_worth_its_cost():
