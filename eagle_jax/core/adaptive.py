@@ -2,8 +2,8 @@
 
 The scores of the nodes say how many tokens a tree of the best n would yield, and a measured or modelled cost what they
 would cost: the best ratio is chosen, for the whole batch. Scores of a head that is too sure of itself are corrected by
-what its nodes yielded before. If no size is worth its cost, that with the least loss is taken. If it verifies nothing and
-earlier cycles did not pay either, plain steps follow.
+what its nodes yielded before. If no size is worth its cost, that with the least loss is taken. If it verifies nothing
+and earlier cycles did not pay either, plain steps follow.
 
 A balance counts the tokens that cycles gain, less what they cost in plain steps. If it falls too low, a burst of plain
 steps follows, and four times as many after each failure in a row. Drafts go on when the loss is at most 2% of the plain
