@@ -197,10 +197,8 @@ def grow(
     """
     running = jnp.ones(root.shape, bool) if running is None else running
     sampled = tree.verification != "deterministic" and not sampling.greedy
-    if sampled:
-        propose = functools.partial(_draw_children, model, randomness, sampling)
-    else:
-        propose = functools.partial(_best_children, model, tree, randomness, sampling)
+    best = functools.partial(_best_children, model, tree, randomness, sampling)
+    propose = functools.partial(_draw_children, model, randomness, sampling) if sampled else best
     if tree.parents is None and not sampled:
         return _grow_dynamic(model, tree, root, propose, level_cost, running)
     return _grow_static(model, tree.parents or tuple(range(-1, tree.depth - 1)), root, propose)
@@ -230,14 +228,9 @@ def confidence(
 
 
 def _best_children(
-    model: Expander,
-    tree: TreeConfig,
-    randomness: RowRandomness,
-    sampling: Sampling,
-    states: Array,
-    level: Any,
+    model: Expander, tree: TreeConfig, randomness: RowRandomness, sampling: Sampling, states: Array, level: Any,
     count: int,
-) -> Candidates:
+) -> Candidates:  # fmt: skip
     """Returns the likeliest children; `tree.top_p` limits their total probability."""
     ranked = confidence(model, tree, randomness, sampling, states, level)
     gains, ids = jax.lax.top_k(ranked, count)
