@@ -5,9 +5,9 @@
 
 The lengths are lognormal and known in advance; the longest is 20 times the median. The same replies are written in
 lanes that refill themselves, in batches of `lanes` prompts in the order in which they come, and in such batches sorted
-by length; by plain decoding and by every method. With `--stops` nobody knows the lengths: all replies have the budget
-of 20 medians and end at the model's stop tokens, and nothing is sorted. The calls take turns, and the median counts. In
-float32 all texts are the same, and the program counts those that are not. It prints a table and, last, one JSON object.
+by length. Plain decoding and every method write them. With `--stops` the lengths are unknown: every reply has a budget
+of 20 medians and ends at a stop token of the model, and nothing is sorted. The calls take turns, and the median counts.
+In float32 all texts are the same, and the program counts different ones. It prints a table and, last, one JSON object.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import functools
 import itertools
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +25,7 @@ import numpy as np
 import eagle_jax
 from eagle_jax.data.chat import chat_ids
 from eagle_jax.runtime.compilation import machine, revision, use_compilation_cache
+from infer import REPOSITORY
 from infer.common.labels import PLAIN
 from infer.common.methods import Loader, Places, check_methods, load_pair
 from infer.common.programs import at_least_one, check_seed, listed, run
@@ -98,20 +98,15 @@ def main(args: Args) -> dict[str, Any]:
          "different": sum(ours != theirs for ours, theirs in zip(found.tokens, expected, strict=True))}
         for (label, order), found in written.items()
     ]  # fmt: skip
-    found = sorted(map(len, expected))
-    print(f"{args.replies} replies of {found[0]} to {found[-1]} tokens, {args.lanes} at a time\n")
+    sizes = sorted(map(len, expected))
+    print(f"{args.replies} replies of {sizes[0]} to {sizes[-1]} tokens, {args.lanes} at a time\n")
     print("| method | replies | seconds | speedup | passes | of the fewest | different texts |")
     print("|---|---|---:|---:|---:|---:|---:|")
     for row in rows:
         line = "| {method} | {order} | {seconds:.1f} | {speedup:.2f}x | {passes} | {over_bound:.3f} | {different} |"
         print(line.format(**row))
-    report = {
-        "rows": rows,
-        "lengths": found,
-        "machine": machine(),
-        "revision": revision(Path(__file__).parent),
-        "settings": dataclasses.asdict(args),
-    }
+    about = {"machine": machine(), "revision": revision(REPOSITORY), "settings": dataclasses.asdict(args)}
+    report = {"rows": rows, "lengths": sizes, **about}
     print(json.dumps(report))
     return report
 

@@ -119,7 +119,8 @@ def choose(
     drafted = trust(payoff) * hoped
     left = jnp.max(jnp.where(state.done, 0, state.budget - state.num_tokens))
     cycles = jnp.maximum(left / (1 + drafted), 1)
-    behind = 0 * drafted if refilled else _largest_of(jnp.sum(~state.done)) * jnp.sqrt(drafted * cycles)
+    rows = 1 if refilled else jnp.sum(~state.done)
+    behind = _largest_of(rows) * jnp.sqrt(drafted * cycles)
     gain = 1 + drafted - behind / cycles
     worth = gain / costs
     rung = jnp.argmax(jnp.where(jnp.max(worth) < 1, gain - costs, worth)).astype(jnp.int32)
@@ -160,8 +161,14 @@ def judge(payoff: Payoff, state: GenerateState, info: StepInfo, choice: Choice, 
     )  # fmt: skip
 
 
-def _largest_of(count: Int[Array, ""]) -> Float[Array, ""]:
-    """Returns about the expected largest of so many standard normal numbers (Blom, 1958)."""
+def repay(payoff: Payoff, steps: Int[Array, ""]) -> Payoff:
+    """Returns the payoff after so many plain steps: they pay a loss back, and leave a gain as it is."""
+    balance = jnp.minimum(payoff.balance + LOSS * steps, jnp.maximum(payoff.balance, 0))
+    return payoff._replace(wait=jnp.maximum(payoff.wait - steps, 0), balance=balance)
+
+
+def _largest_of(count: Int[Array, ""] | int) -> Float[Array, ""]:
+    """Returns about the expected largest of so many standard normal numbers (Blom, 1958); 0 of one."""
     return jax.scipy.special.ndtri((count - 0.375) / (count + 0.25))
 
 

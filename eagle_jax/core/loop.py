@@ -258,8 +258,7 @@ def burst(
         drafter=update_checked(engine.drafter, params, state.drafter, after.drafter),
         accepted=state.accepted.at[:, 0].add(after.accepted[:, 0]),
     )
-    balance = jnp.minimum(payoff.balance + adaptive.LOSS * steps, jnp.maximum(payoff.balance, 0))
-    return payoff._replace(wait=jnp.maximum(payoff.wait - steps, 0), balance=balance), after
+    return adaptive.repay(payoff, steps), after
 
 
 def emitted_tokens(state: GenerateState) -> Int[Array, "B M"]:

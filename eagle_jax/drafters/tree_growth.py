@@ -138,7 +138,7 @@ def tree_drafter(
 
     def draft(
         params: Params, state: DraftState, root: Array, randomness: RowRandomness, sampling: Sampling,
-        level_cost: Array | float = 0.0, running: Array | None = None,
+        level_cost: Array | float | None = None, running: Array | None = None,
     ) -> tuple[DraftTree, DraftState]:  # fmt: skip
         with jax.named_scope("draft"):
             return grow(expander(params, state, root), tree, root, randomness, sampling, level_cost, running), state
@@ -187,12 +187,12 @@ def blank_entries(cache: KVCache, entries: int) -> NewKV:
 
 def grow(
     model: Expander, tree: TreeConfig, root: Int[Array, " B"], randomness: RowRandomness, sampling: Sampling,
-    level_cost: Array | float = 0.0, running: Bool[Array, " B"] | None = None,
+    level_cost: Array | float | None = None, running: Bool[Array, " B"] | None = None,
 ) -> DraftTree:  # fmt: skip
     """Grows one draft tree per row, in the shape of `tree`.
 
     Args:
-      level_cost: a dynamic tree gets no further level whose tokens are worth less, in plain steps.
+      level_cost: a dynamic tree gets no further level whose tokens are worth less, in plain steps; None is no limit.
       running: rows that decide whether there is a further level; None is all.
     """
     running = jnp.ones(root.shape, bool) if running is None else running
@@ -261,7 +261,7 @@ def _draw_children(
 
 def _grow_dynamic(
     model: Expander, tree: TreeConfig, root: Int[Array, " B"], propose: Callable[..., Candidates],
-    level_cost: Array | float, running: Bool[Array, " B"],
+    level_cost: Array | float | None, running: Bool[Array, " B"],
 ) -> DraftTree:  # fmt: skip
     """Expands and reranks (EAGLE-2, sections 4.1 and 4.2): K children per frontier node, the best K go on.
 
@@ -293,8 +293,9 @@ def _grow_dynamic(
         """Returns `count`, or the last turn's if a further level would not change the tree or is not worth its cost."""
         if not tree.rerank:
             return jnp.asarray(count)
-        worth = jnp.sum(jnp.where(running, jnp.sum(jnp.exp(front.scores), axis=1), 0))
-        count = jnp.where(worth < level_cost * jnp.sum(running), levels, count)
+        if level_cost is not None:
+            worth = jnp.sum(jnp.where(running, jnp.sum(jnp.exp(front.scores), axis=1), 0))
+            count = jnp.where(worth < level_cost * jnp.sum(running), levels, count)
         # A descendant scores at most what its best ancestor on the frontier scores; ties go to the earlier candidate.
         ahead = pool.scores >= jnp.max(front.scores, axis=1, keepdims=True)
         settled = ~running | (jnp.sum(ahead, axis=1) >= tree.num_nodes)

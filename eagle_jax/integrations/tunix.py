@@ -25,7 +25,7 @@ from eagle_jax.checkpoints.memory import leaves_by_path, tunix_config, tunix_nam
 from eagle_jax.config import ConfigError
 from eagle_jax.core import CycleCost, Params, TargetFn
 from eagle_jax.models.quantised import activation_dtype
-from eagle_jax.parallel import make_mesh
+from eagle_jax.parallel import make_mesh, row_groups
 from eagle_jax.runtime.drafters import BoundDrafter, DraftHead, PromptLookup, WithLookup
 from eagle_jax.runtime.importing import Importer
 from eagle_jax.runtime.rollouts import rollout
@@ -243,16 +243,15 @@ class EagleRollout(BaseRollout):
         state = self._learner
         if head is not None and state is not None:
             mesh = self._target.mesh
-            groups = 1 if mesh is None else mesh.size
             # Rows without a text: a mesh and the parts of an update split equal numbers of rows.
-            missing = -len(prompts) % (groups * self._micro)
+            missing = -len(prompts) % (row_groups(mesh) * self._micro)
             width = max(map(len, prompts)) + most
             rows = pack_replies(
                 prompts + [[]] * missing, found.tokens + [[]] * missing,
                 [*found.features, *[found.features[0][:0]] * missing], self._target.config.hidden_size,
                 1 << (width - 1).bit_length(),
             )  # fmt: skip
-            frozen = Frozen(self._target.params, head.params["d2t"])
+            frozen = Frozen(self._target.params, head.params.get("d2t"))
             for _ in range(self._updates):
                 state, _ = adapt(
                     self._target.config, head.config, OBJECTIVE, self._tx, state, frozen, rows,
@@ -263,9 +262,10 @@ class EagleRollout(BaseRollout):
             head = dataclasses.replace(head, params=head.params | {"head": weights})
             drafter = WithLookup.combine(head, drafter.lookup) if isinstance(drafter, WithLookup) else head
         if self._history and isinstance(drafter, PromptLookup | WithLookup):
-            self._samples.extend((prompt, list(row)) for prompt, row in zip(prompts, found.tokens, strict=True))
-            while sum(len(row) for _, row in self._samples) > self._history:
-                self._samples.popleft()
+            self._samples.extend(zip(prompts, found.tokens, strict=True))
+            kept = sum(len(row) for _, row in self._samples)
+            while kept > self._history:
+                kept -= len(self._samples.popleft()[1])
             own, replies = zip(*self._samples, strict=True) if self._samples else ((), ())
             drafter = drafter.with_history(replies, own)
         self._drafter = drafter

@@ -75,8 +75,9 @@ def find_candidates(
     for text in methods:
         if is_own(text):
             raise ValueError(f"--methods must name methods of the library, got {text}. Time it with infer.bench.")
-        method, lookup = Label.parse(text).method, Label.parse(text).lookup
-        if lookup is not None:
+        parsed = Label.parse(text)
+        method = parsed.method
+        if parsed.lookup is not None:
             raise ValueError(f"--methods must name methods that a profile can hold, got {text}, two in one. "
                              "Time it with infer.bench.")  # fmt: skip
         searched = text == method and method not in ("lookahead", "eagle1")  # eagle1 is the static tree of its paper

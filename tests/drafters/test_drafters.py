@@ -107,7 +107,7 @@ def test_a_dynamic_tree_stops_when_no_further_level_can_enter_it(rows, passes):
         levels.append(int(level))
         return states, earlier
 
-    def draft(rerank, nodes, level_cost=0.0, running=None):
+    def draft(rerank, nodes, level_cost=None, running=None):
         levels.clear()
         model = Expander(
             root=jnp.zeros((len(rows), 1)), extend=extend, logits=lambda states, level: logits[:, None],

@@ -18,7 +18,7 @@ VARIABLE = "EAGLE_JAX_TUNIX_PYTHON"
 ENVIRONMENT = f"""{VARIABLE} must be the Python of an environment with google-tunix, in any folder:
     python3.11 -m venv tunix && tunix/bin/pip install google-tunix==0.1.7 -e '.[tunix]'
     export {VARIABLE}=$PWD/tunix/bin/python"""
-PROGRAM = Path(__file__).with_name("tunix_program.py")
+FOLDER = Path(__file__).parent
 ROUNDING = 1e-4  # of float32 logits up to 10, by two orders of summation
 
 
@@ -31,15 +31,15 @@ def test_without_tunix_the_message_names_the_extra():
 
 @pytest.fixture(scope="module")
 def run(repository):
-    """Returns a function that runs a part of `tunix_program.py` and returns its result."""
+    """Returns a function that runs a part of `tunix_program.py`, or another program, and returns its result."""
     python = os.environ.get(VARIABLE)
     find = "import importlib.util, sys; sys.exit(importlib.util.find_spec('tunix') is None)"
     if python is None or subprocess.run([python, "-c", find], check=False).returncode:
         pytest.skip(ENVIRONMENT)
     variables = {"PYTHONPATH": str(repository), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
 
-    def run(*parts):
-        command, environment = [python, PROGRAM, *parts], os.environ | variables
+    def run(*parts, program="tunix_program.py"):
+        command, environment = [python, FOLDER / program, *parts], os.environ | variables
         done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=1500)
         assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
         return json.loads(done.stdout.splitlines()[-1])
@@ -120,12 +120,13 @@ def test_a_head_and_a_history_follow_the_policy(run):
 @pytest.mark.slow
 def test_a_rollout_has_a_device_of_its_own(run):
     found = run("devices")
-    assert found["same"] == [True, True] and found["devices"] == [found["second"]]
+    assert found["same"] == [True] * 5 and found["devices"] == [found["second"]]
+    assert found["updates"] == 6 and found["tau"] > 1  # two after each of three calls
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["trained", "random"])
 def test_speed_is_reported(case, run):
-    found = run("speed", case)
+    found = run(case, program="tunix_speed.py")
     print(json.dumps(found))
     assert all(engine["texts of tunix"] == 1 for engine in found.values()), found

@@ -1,7 +1,6 @@
 """Compares imported models and rollouts with tunix's own, in an environment with google-tunix; see `test_tunix.py`.
 
     python tests/integrations/tunix_program.py logits|layers|rollout|grpo|follow|devices
-    python tests/integrations/tunix_program.py speed [trained|random|smollm2 [TEMPERATURE]]
 
 The last line of the output is a JSON object.
 """
@@ -12,7 +11,6 @@ import dataclasses
 import json
 import re
 import sys
-import time
 import warnings
 from pathlib import Path
 
@@ -33,15 +31,12 @@ from tunix.rl.rollout.base_rollout import CacheConfig, RolloutConfig
 from tunix.rl.rollout.vanilla_rollout import VanillaRollout
 from tunix.sft.utils import build_positions_from_mask, make_causal_attn_mask
 
-from eagle_jax import DraftHead, Target, TreeConfig, generate, load_demo, prompt_lookup
-from eagle_jax.assets import bundled_questions
+from eagle_jax import DraftHead, Target, TreeConfig, generate, prompt_lookup
 from eagle_jax.config import ConfigError, HeadConfig
 from eagle_jax.integrations.tunix import EagleRollout
 from eagle_jax.models import Decoder, init_head_params
-from eagle_jax.models.projections import split_projections
 from eagle_jax.runtime import rollouts
 from eagle_jax.training import adapt
-from infer.common.tasks import load_task
 
 VOCAB = 64
 PAD, BOS, EOS = 0, 1, 2
@@ -301,7 +296,6 @@ def own_head(target):
 def follow(steps=6):
     """Returns texts and tau of plain decoding and of a head that follows two policies in turns, and programs."""
     policies = [tiny_qwen3(seed) for seed in (0, 7)]
-    # The second policy's own engine is not compared: one engine takes the weights of both.
     config, plain = greedy(32), eagle(policies[0])
     options = dict(history=512, head_optimizer=optax.adam(1e-2), head_updates=8, head_micro=2)
     still, engine = (eagle(policies[0], drafter=own_head, **own) for own in ({}, options))
@@ -337,84 +331,16 @@ def devices():
         wanted = texts(vanilla(tiny_qwen3(seed)).generate(PROMPTS, greedy()))
         found.append(texts(engine.generate(PROMPTS, greedy())) == wanted)
     homes = {str(home) for leaf in jax.tree.leaves(engine.target.params) for home in leaf.devices()}
-    return {"same": found, "devices": sorted(homes), "second": str(second)}
 
-
-def bundled_qwen2(target):
-    """Returns a bundled target as a Qwen2 of tunix, whose biases are zero."""
-    config, params = target.config, split_projections(target.params, target.config)
-    model = qwen2.Qwen2(qwen2.ModelConfig(
-        num_layers=config.num_layers, vocab_size=config.vocab_size, embed_dim=config.hidden_size,
-        hidden_dim=config.intermediate_size, num_heads=config.num_heads, head_dim=config.head_dim,
-        num_kv_heads=config.num_kv_heads, rope_theta=config.rope.theta, norm_eps=config.rms_norm_eps,
-        use_tied_embedding=config.tie_word_embeddings,
-    ), rngs=nnx.Rngs(0))  # fmt: skip
-    model.embedder.input_embedding.set_value(params["embed_tokens"]["embedding"])
-    model.final_norm.w.set_value(params["norm"]["scale"])
-    if not config.tie_word_embeddings:
-        model.lm_head.w.set_value(params["lm_head"]["weight"].T)
-    for index, layer in enumerate(model.layers):
-        own = params[f"layers_{index}"]
-        for part in ("q_proj", "k_proj", "v_proj"):
-            weight = own["self_attn"][part]["weight"].T.reshape(config.hidden_size, -1, config.head_dim)
-            getattr(layer.attn, part).w.set_value(weight)
-        out = own["self_attn"]["o_proj"]["weight"].T.reshape(-1, config.head_dim, config.hidden_size)
-        layer.attn.o_proj.w.set_value(out)
-        for part in ("gate_proj", "up_proj", "down_proj"):
-            getattr(layer.mlp, part).kernel.set_value(own["mlp"][part]["weight"].T)
-        for part in ("input_layernorm", "post_attention_layernorm"):
-            getattr(layer, part).w.set_value(own[part]["scale"])
-    return model
-
-
-def speed(case="trained", temperature="0", tokens=128, rows=8, repetitions=3):
-    """Returns tokens per second in float32, of a bundled target ("trained" or "smollm2") or of a random Qwen3.
-
-    Sampled texts differ from tunix's, but each engine of ours writes the same ones.
-    """
-    drafters = {"plain": None, "prompt lookup": prompt_lookup}
-    if case != "random":
-        target, head, words = load_demo("smollm2" if case == "smollm2" else "eagle3")
-        if words.pad_token_id == words.eos_token_id:  # tunix hides pads, also those that end the turns of a prompt
-            words.pad_token = words.convert_ids_to_tokens(0)
-        model, chain = bundled_qwen2(target), TreeConfig.chain(3)
-        drafters["EAGLE-3"] = lambda policy: DraftHead.from_params(head.config, head.params, policy, chain)
-        tasks = [load_task(name, bundled_questions()).questions for name in ("chat", "math", "code")]
-        questions = [question.turns[0] for task in tasks for question in task[: rows // 3 + 1]][:rows]
-        chats = [[{"role": "user", "content": question}] for question in questions]
-        prompts = [words.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
-        stop = words.eos_token_id
-    else:
-        sizes = dict(num_layers=4, embed_dim=256, hidden_dim=768, num_heads=8, head_dim=32, num_kv_heads=4)
-        model, words, stop = tiny_qwen3(vocab_size=512, **sizes), Tokenizer(), EOS
-        letters = np.random.default_rng(0).integers(ord("a"), ord("z") + 1, (rows, 24))
-        prompts = [" ".join(map(chr, row)) for row in letters]
-    config = greedy(tokens, max_prompt_length=256, kv_cache_size=512, eos_tokens=[stop])
-
-    def settings():
-        if not float(temperature):
-            return config
-        seed = jax.random.PRNGKey(0)  # the vanilla engine deletes it
-        return dataclasses.replace(config, temperature=float(temperature), top_p=1.0, seed=seed)
-
-    given = dict(rollout_actor=model, tokenizer=words, rollout_config=config)
-    engines = {"tunix": vanilla(model, 512, words)}
-    engines |= {name: EagleRollout(drafter=drafter, lanes=rows, **given) for name, drafter in drafters.items()}
-    written = {name: texts(engine.generate(prompts, settings())) for name, engine in engines.items()}  # compiles
-    seconds = {name: [] for name in engines}
-    for name in list(engines) * repetitions:
-        start = time.perf_counter()
-        engines[name].generate(prompts, settings())
-        seconds[name].append(time.perf_counter() - start)
+    # Five replies on two devices: an update of the head fills up the rows.
+    both = Mesh(np.array([first, second]).reshape(2, 1), ("fsdp", "tp"))
+    spread = eagle(tiny_qwen3(7), drafter=own_head, head_optimizer=optax.adam(1e-2), mesh=both)
+    for _ in range(3):
+        found.append(texts(spread.generate(PROMPTS, greedy())) == wanted)
     return {
-        name: {
-            "tokens": (count := sum(map(len, written[name]))),
-            "tokens per second": round(count / float(np.median(seconds[name])), 1),
-            "texts of tunix": sum(map(list.__eq__, written[name], written["tunix"])) / rows,
-            "texts of plain": sum(map(list.__eq__, written[name], written["plain"])) / rows,
-        }
-        for name in engines
-    }
+        "same": found, "devices": sorted(homes), "second": str(second), "updates": int(spread._learner.step),
+        "tau": spread.tau,
+    }  # fmt: skip
 
 
 if __name__ == "__main__":
@@ -427,6 +353,5 @@ if __name__ == "__main__":
         "grpo": grpo,
         "follow": follow,
         "devices": devices,
-        "speed": speed,
     }
     print(json.dumps(parts[sys.argv[1]](*sys.argv[2:])))

@@ -128,12 +128,6 @@ def info_of(emitted):
     return StepInfo(None, Acceptance(None, jnp.maximum(emitted - 1, 0), None), None, emitted)
 
 
-def repay(payoff):
-    """The payoff after the bursts that it demands."""
-    balance = jnp.minimum(payoff.balance + adaptive.LOSS * payoff.wait, jnp.maximum(payoff.balance, 0))
-    return payoff._replace(wait=jnp.int32(0), balance=balance)
-
-
 @pytest.mark.parametrize("worth", [1.0, 1.5])
 @pytest.mark.parametrize(
     ("cycles", "pauses"),  # of lanes: a batch of two has more slack
@@ -152,7 +146,7 @@ def test_failures_are_followed_by_longer_pauses(cycles, pauses, worth):
         choice = adaptive.Choice(0, 2.0, 1.0, worth)
         payoff = adaptive.judge(payoff, state, info_of([emitted, emitted, 0]), choice, refilled=True)
         waits.append(int(payoff.wait))
-        payoff = repay(payoff)
+        payoff = adaptive.repay(payoff, payoff.wait)
     assert [(cycle, wait) for cycle, wait in enumerate(waits, 1) if wait] == pauses
 
 
@@ -168,7 +162,7 @@ def test_drafts_that_do_not_pay_cost_two_percent(promise):
         payoff = adaptive.judge(payoff, state, info_of([1]), choice)
         steps, lost = steps + 1 + int(payoff.wait), lost + cost - 1
         assert lost <= adaptive.LOSS * steps + adaptive.SLACK + cost
-        payoff = repay(payoff)
+        payoff = adaptive.repay(payoff, payoff.wait)
 
 
 @pytest.mark.parametrize(("budget", "worth", "failures"), [(40, 1.2, 1), (40, 2.0, 2), (40, 3.0, 3), (200, 1.0, 3)])

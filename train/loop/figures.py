@@ -37,7 +37,7 @@ def grpo_figure(steps: Sequence[Mapping[str, Any]]) -> Any:
     if more:
         more[0].axhline(1, color="0.3", linewidth=0.8)
     whats = ("reward, share of replies", "tokens per reply", "tau, tokens per target pass", "speedup over plain")
-    for axes, what in zip((left, middle, right, *more), whats, strict=False):
+    for axes, what in zip((left, middle, right, *more), whats[: 3 + len(more)], strict=True):
         axes.set_ylim(bottom=0)
         name_axes(axes, "step of the policy", what)
     return legend_below(figure, left, right)
