@@ -297,17 +297,18 @@ def follow(steps=6):
     """Returns texts and tau of plain decoding and of a head that follows two policies in turns, and programs."""
     policies = [tiny_qwen3(seed) for seed in (0, 7)]
     config, plain = greedy(32), eagle(policies[0])
-    options = dict(history=512, head_optimizer=optax.adam(1e-2), head_updates=8, head_micro=2)
-    still, engine = (eagle(policies[0], drafter=own_head, **own) for own in ({}, options))
+    learns = dict(head_optimizer=optax.adam(1e-2), head_updates=8, head_micro=2)
+    options = {"still": {}, "learns": learns, "follows": learns | {"history": 512}}
+    engines = {name: eagle(policies[0], drafter=own_head, **own) for name, own in options.items()}
+    engine = engines["follows"]
     programs, found = (adapt, engine._importer.update_program, rollouts.advance_program), []
     for step in range(steps):
-        for one in (plain, still, engine):
+        for one in (plain, *engines.values()):
             one.update_params(nnx.state(policies[step // 3], nnx.Param), (nnx.Param,))
-        replies = [one.generate(PROMPTS, config) for one in (plain, still, engine)]
+        wanted = texts(plain.generate(PROMPTS, config))
         found.append({
-            "same": texts(replies[0]) == texts(replies[1]) == texts(replies[2]),
-            "still": still.tau,
-            "follows": engine.tau,
+            "same": [texts(one.generate(PROMPTS, config)) for one in engines.values()] == [wanted] * 3,
+            **{name: one.tau for name, one in engines.items()},
             "programs": [program._cache_size() for program in programs],
         })  # fmt: skip
     kept = sum(len(row) for _, row in engine._samples)
