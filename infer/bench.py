@@ -79,6 +79,8 @@ def main(args: Args) -> dict[str, Any]:
     dtypes = listed(args, "vllm_dtypes", str)
     if args.vllm_head is not None and args.vllm is None:
         raise ValueError("--vllm-head must come with --vllm, the Python of an environment with vLLM. Give it.")
+    if args.vllm_head is not None and not Path(args.vllm_head).is_dir():
+        raise ValueError(f"--vllm-head must be a folder of train.export, got {args.vllm_head}. Correct the path.")
     if args.vllm is not None and args.weights is not None:
         raise ValueError(
             f"--vllm must come without --weights, got {args.weights}: vLLM runs on float weights. Leave one out."

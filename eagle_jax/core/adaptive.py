@@ -45,7 +45,7 @@ DOUBTFUL, PROMISING = 1.1, 1.4
 """Tokens per plain step of a cycle, expected and seen, up to which drafts may cost `LOSS`, and from which `SLACK`."""
 MEMORY = 16
 """Cycles, about so many of which are remembered."""
-PRIOR = 4.0
+PRIOR = 8.0
 """Drafted tokens, and plain steps, for which scores are trusted before any was verified."""
 GROWTH, LONGEST = 4, 2048
 """Factor of the plain steps after another failure, and their limit."""

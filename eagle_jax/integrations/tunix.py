@@ -22,11 +22,12 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from eagle_jax.checkpoints.memory import leaves_by_path, tunix_config, tunix_names
-from eagle_jax.config import ConfigError
+from eagle_jax.config import ConfigError, check_integer
 from eagle_jax.core import CycleCost, Params, TargetFn
 from eagle_jax.models.quantised import activation_dtype
 from eagle_jax.parallel import make_mesh, row_groups
 from eagle_jax.runtime.drafters import BoundDrafter, DraftHead, PromptLookup, WithLookup
+from eagle_jax.runtime.generation import request_of
 from eagle_jax.runtime.importing import Importer
 from eagle_jax.runtime.rollouts import rollout
 from eagle_jax.runtime.target import Target, on_mesh
@@ -42,6 +43,9 @@ except ImportError as error:
 
 OBJECTIVE = Objective(steps=3)
 """Of the updates of a head that follows the policy."""
+_FIELDS = {"max_new_tokens": "max_tokens_to_generate", "eos_ids": "eos_tokens", "key": "seed"} | {
+    name: name for name in ("temperature", "top_k", "top_p")
+}
 _AXES = {"data": "data", "dp": "data", "fsdp": "fsdp", "tp": "tensor", "tensor": "tensor"}
 
 
@@ -71,9 +75,12 @@ class EagleRollout(BaseRollout):
       max_position: longest prompt and reply together, in tokens.
 
     Raises:
-      CheckpointError: the policy cannot be imported. ConfigError: a number is too small, the mesh has other axes or
-        does not divide the policy, or `drafter` is no function, has no history, or no head to update.
-      MemoryError: the copy of the policy does not fit in device memory.
+      CheckpointError: the policy cannot be imported.
+      ConfigError: a number is too small; the mesh has other axes or does not divide the policy; `drafter` is no
+        function that returns a drafter; it looks nothing up and there is a history; or it has no EAGLE head and there
+        is an optimizer.
+      ValueError: `cycle_cost` is no cost of the drafter. MemoryError: the copy of the policy does not fit in device
+        memory.
     """
 
     def __init__(
@@ -85,8 +92,7 @@ class EagleRollout(BaseRollout):
     ) -> None:  # fmt: skip
         for name, value, least in (("lanes", lanes, 1), ("history", history, 0), ("head_updates", head_updates, 1),
                                    ("head_micro", head_micro, 1)):  # fmt: skip
-            if value < least:
-                raise ConfigError(f"{name} must be at least {least}, got {value}. Raise it.")
+            check_integer(name, value, least)
         if drafter is not None and not callable(drafter):
             raise ConfigError(
                 f"drafter must be a function of the target, got a {type(drafter).__name__}. Pass one, such as "
@@ -94,6 +100,11 @@ class EagleRollout(BaseRollout):
             )
         self._device = mesh.devices.flat[0] if mesh is not None and mesh.size == 1 else None
         leaves = self._placed(leaves_by_path(rollout_actor))
+        if adapters := [path for path in leaves if "lora" in path.lower()]:
+            raise ConfigError(
+                f"rollout_actor must be without adapters (LoRA), got {adapters[0]!r}. Train all weights, or keep "
+                'rollout_engine="vanilla".'
+            )
         config = tunix_config(rollout_actor, max_position)
         dtype = str(jnp.dtype(rollout_config.data_type or activation_dtype(leaves)))
         self._importer = Importer(tunix_names(rollout_actor), config, dtype, _own_mesh(mesh))
@@ -102,6 +113,10 @@ class EagleRollout(BaseRollout):
         self._target = Target(config, params, fn, type(rollout_actor).__name__, dtype, self._importer.mesh)
         with jax.default_device(self._device):
             self._drafter = None if drafter is None else drafter(self._target)
+        if drafter is not None and not isinstance(self._drafter, BoundDrafter):
+            got = type(self._drafter).__name__
+            raise ConfigError(f"drafter must return a BoundDrafter, got a {got}. Return what load_drafter returns.")
+        request_of(self._target, self._drafter, [[0]], cycle_cost=cycle_cost, max_new_tokens=1, fits=False)  # checks
         # tunix compares the weights of the trained model with those of `model()`, and copies them if they differ. Here
         # they always do, and a model of shapes costs no memory.
         graph, state = nnx.split(rollout_actor)
@@ -120,6 +135,10 @@ class EagleRollout(BaseRollout):
         if head_optimizer is not None:
             if (head := self._head()) is None:
                 raise ConfigError(f"drafter must be an EAGLE head if it is updated, got {self._name()}. Pass one.")
+            if not isinstance(head_optimizer, optax.GradientTransformation):
+                raise ConfigError(
+                    f"head_optimizer must be of optax, got a {type(head_optimizer).__name__}. Pass optax.adam(3e-4)."
+                )
             weights = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), head.params["head"])
             self._learner = HeadTrainState(weights, head_optimizer.init(weights), jnp.int32(0), jax.random.key(0))
 
@@ -151,15 +170,21 @@ class EagleRollout(BaseRollout):
           one, after `top_k` and `top_p`. `logits` is empty.
 
         Raises:
-          ValueError: `kwargs` has images or another argument of some engines; or as `eagle_jax.rollout`.
+          ValueError: `prompts` are no list of strings; `kwargs` has any other argument, such as images; or as
+            `eagle_jax.rollout`, with the names of `rollout_config`.
           NotFiniteError, MemoryError: as `eagle_jax.rollout`.
         """
         if given := [name for name, value in kwargs.items() if value is not None]:
             raise ValueError(f"generate must be called with prompts and rollout_config, got {given[0]}. Leave it out.")
+        if isinstance(prompts, str) or not len(prompts) or not all(isinstance(one, str) for one in prompts):
+            raise ValueError(
+                f"prompts must be one or more strings, got {prompts!r:.60}. Apply the chat template first."
+            )
         ids = [self._tokenize(prompt) for prompt in prompts]
         samples = math.gcd(*(len(list(run)) for _, run in itertools.groupby(prompts)))
-        sampled = rollout_config.temperature > 0
-        found = rollout(
+        sampled, given_stops = rollout_config.temperature > 0, rollout_config.eos_tokens
+        found = _named(
+            rollout,
             self._target,
             self._drafter,
             ids[::samples],
@@ -170,12 +195,12 @@ class EagleRollout(BaseRollout):
             temperature=rollout_config.temperature,
             top_k=max(rollout_config.top_k or 0, 0),
             top_p=1.0 if rollout_config.top_p is None else rollout_config.top_p,
-            eos_ids=(stops := list(rollout_config.eos_tokens or [self.eos_id()])),
+            eos_ids=(stops := [self.eos_id()] if given_stops is None or not len(given_stops) else list(given_stops)),
             key=self._key(rollout_config.seed) if sampled else None,
             log_probs=("law" if sampled else "target") if rollout_config.return_logprobs else None,
             taps=None if (head := self._learning()) is None else rollout_taps(self._target.config, head.config),
         )
-        if not found.finished.all():  # interrupted: tunix would train on replies that were not written
+        if found.interrupted:  # tunix would go on, and train on replies that were not written
             raise KeyboardInterrupt
         self._tau = found.tau
         self._follow(ids, found, rollout_config.max_tokens_to_generate)
@@ -300,6 +325,17 @@ def token_log_probs(
     hidden = fn.forward(params, tokens, positions, seen, None, ()).hidden
     log_probs = jax.nn.log_softmax(fn.logits(params, hidden[:, length - width - 1 : -1]))
     return jnp.take_along_axis(log_probs, completions[..., None], axis=-1)[..., 0]
+
+
+def _named(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Calls `rollout`; an error names the field of `RolloutConfig` that a user of tunix has set."""
+    try:
+        return call(*args, **options)
+    except ValueError as error:
+        name, _, rest = str(error).partition(" ")
+        if name not in _FIELDS:
+            raise
+        raise type(error)(f"rollout_config.{_FIELDS[name]} {rest}") from None
 
 
 def _left_padded(rows: Sequence[Sequence[int]], width: int, pad_id: int) -> np.ndarray:

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding
 
+from eagle_jax.checkpoints.files.mapping import check_dtype
 from eagle_jax.checkpoints.memory import Names, check_leaves, import_params
 from eagle_jax.config import DecoderConfig
 from eagle_jax.core import Params
@@ -24,11 +25,16 @@ class Importer:
       mesh: of the result; None keeps the shardings of the leaves, as XLA passes them on through reshapes.
       local_program, first_program: `(leaves) -> params`, on the devices of the leaves, and on the mesh.
       update_program: `(old params, leaves) -> params`, on the mesh, in the old buffers.
+
+    Raises:
+      CheckpointError: the dtype is no float. ConfigError: the mesh has other axes.
     """
 
     def __init__(self, names: Names, config: DecoderConfig, dtype: str | None = None, mesh: Mesh | None = None) -> None:
         if mesh is not None:
             check_mesh(mesh)
+        if dtype is not None:
+            check_dtype(dtype)
         self.names, self.config, self.dtype, self.mesh = names, config, dtype, mesh
         self._checked: set[frozenset[tuple[str, tuple[int, ...]]]] = set()  # shapes of leaves that passed
 
@@ -52,8 +58,8 @@ class Importer:
         """Returns the parameters of a decoder; copies, so the source may change or be donated afterwards.
 
         Args:
-          leaves: {path: array}, see `leaves_by_path`. old: parameters of an earlier call, which are donated
-            if the leaves are on their devices.
+          leaves: {path: array}, see `leaves_by_path`; those on other devices than the mesh are converted there, and
+            copied. old: parameters of an earlier call, which are deleted.
 
         Raises:
           CheckpointError: a leaf is missing, unknown or has another shape; raised before anything is compiled.
@@ -66,6 +72,7 @@ class Importer:
         with loading_errors("a model", size_of(dict(leaves))):
             if self.mesh is not None and not _are_on(leaves, self.mesh):
                 params = self.local_program(leaves)  # a program runs on one set of devices
+                jax.tree.map(lambda leaf: leaf.delete(), old)  # makes room for the new ones
                 return jax.device_put(params, param_shardings(params, self.mesh))
             return self.first_program(leaves) if old is None else self.update_program(old, leaves)
 

@@ -39,7 +39,7 @@ DEMO_TREE_CPU = TreeConfig(depth=4, top_k=2, num_nodes=7)
 """A small tree, chosen for two CPU cores. `python -m infer.tune` finds the fastest method and tree of a machine."""
 
 SMOLLM2_TREE_CPU = TreeConfig(depth=5, top_k=2, num_nodes=7)
-"""A small tree for two CPU cores: faster there than 6 levels of 15 nodes (docs/results.md)."""
+"""A small tree, chosen for two CPU cores (docs/results.md has its speed)."""
 
 
 def smollm2_tree() -> TreeConfig | None:

@@ -17,12 +17,13 @@ from eagle_jax.parallel import row_groups, to_host
 from eagle_jax.runtime.drafters import BoundDrafter
 from eagle_jax.runtime.errors import check_finite, check_fits, memory_errors
 from eagle_jax.runtime.generation import STATIC, GenerateOutput, Options, check_names, cut_rows, request_of
+from eagle_jax.runtime.interrupts import kept_interrupt
 from eagle_jax.runtime.profile import Profile
 from eagle_jax.runtime.request import bucket, keys_of, round_up, with_taps
 from eagle_jax.runtime.target import Target
 
 PASSES = 64
-"""Target passes per call; Ctrl-C is handled between calls."""
+"""Target passes per call; Ctrl-C ends a rollout between calls."""
 
 start_program = jax.jit(core.start_rollout, static_argnames=(*STATIC, "lanes", "room"))
 advance_program = jax.jit(core.advance_rollout, static_argnames=(*STATIC, "cycles"), donate_argnums=1)
@@ -35,10 +36,12 @@ class RolloutOutput(GenerateOutput):
     Attributes:
       finished: [J] bool; False only if the rollout was interrupted: such a row has no tokens.
       passes: target passes over the lanes, without those over prompts.
+      interrupted: whether Ctrl-C was pressed, also where all replies were finished.
     """
 
     finished: np.ndarray
     passes: int
+    interrupted: bool = False
 
 
 def rollout(
@@ -62,8 +65,8 @@ def rollout(
     rounded up to rows for every device. Prompts with the largest `max_new_tokens` come first, so that the last lanes
     end together.
 
-    Ctrl-C ends the rollout after the passes in progress and returns what is finished; before the first reply it raises
-    `KeyboardInterrupt`.
+    Ctrl-C ends the rollout after the passes in progress (at most 64) and returns what is finished; before the first
+    reply, or pressed twice, it raises `KeyboardInterrupt`.
 
     Args:
       drafter: None is plain decoding; "auto" is the fastest one of `profile` for a batch of `lanes`.
@@ -97,7 +100,8 @@ def rollout(
     rows = row_groups(target.mesh)
     lanes = round_up(min(lanes, count * samples), rows)
     room = round_up(min(default_room(lanes) if room is None else room, count), rows)
-    in_memory: Any = np.broadcast_to(np.int32(0), (lanes + room, batch.prompts.shape[1]))  # a shape: no rows are copied
+    # A group is read beside the one before it. Only a shape: no rows are copied.
+    in_memory: Any = np.broadcast_to(np.int32(0), (lanes + 2 * room, batch.prompts.shape[1]))
     held = request._replace(batch=batch._replace(prompts=in_memory))
     replies = bucket(count) * samples
     check_fits(held, replies)
@@ -112,19 +116,18 @@ def rollout(
     static = {"engine": engine, "sizes": sizes}
     with memory_errors(held, replies):
         state = start_program(params, jobs, sampling, **static, lanes=lanes, room=room)
-        try:
-            while not to_host(state.replies.finished).all():
+        with kept_interrupt() as pressed:
+            while not pressed() and not to_host(state.replies.finished).all():
                 state = advance_program(params, state, jobs, sampling, **static, cycles=PASSES)
-        except KeyboardInterrupt:
-            deleted = any(leaf.is_deleted() for leaf in jax.tree.leaves(state))  # in the moment of the call
-            if deleted or not state.replies.finished[: count * samples].any():
-                raise
-        found, passes = to_host((state.replies, state.passes))
+            found, passes = to_host((state.replies, state.passes))
+            interrupted = pressed()
+    if interrupted and not found.finished[: count * samples].any():
+        raise KeyboardInterrupt
     prompt_tokens = np.repeat(np.asarray(batch.lengths), samples)
-    return _output(found, int(passes), np.argsort(reply[: count * samples]), prompt_tokens)
+    return _output(found, int(passes), np.argsort(reply[: count * samples]), prompt_tokens, interrupted)
 
 
-def _output(replies: Any, passes: int, rows: np.ndarray, prompt_tokens: np.ndarray) -> RolloutOutput:
+def _output(replies: Any, passes: int, rows: np.ndarray, prompt_tokens: np.ndarray, interrupted: bool) -> RolloutOutput:
     """Returns the result of `Replies` on the host; row r of it is job `rows[r]`."""
     parts: Any = (None if part is None else part[rows] for part in replies)
     found: Any = Replies(*parts)
@@ -132,6 +135,8 @@ def _output(replies: Any, passes: int, rows: np.ndarray, prompt_tokens: np.ndarr
     texts = [row[:count].tolist() for row, count in zip(found.tokens, counts, strict=True)]
     read = np.where(found.finished, prompt_tokens + np.maximum(counts - 1, 0), 0)
     kept = cut_rows(found.log_probs, counts), cut_rows(found.features, read)
-    output = RolloutOutput(texts, found.cycles, found.accepted, *kept, finished=found.finished, passes=passes)
+    output = RolloutOutput(
+        texts, found.cycles, found.accepted, *kept, finished=found.finished, passes=passes, interrupted=interrupted
+    )
     check_finite(found.not_finite, found.bad_drafts, output=output)
     return output

@@ -20,7 +20,7 @@ from eagle_jax.checkpoints.memory import (
     tunix_config,
     tunix_names,
 )
-from eagle_jax.config import DecoderConfig
+from eagle_jax.config import ConfigError, DecoderConfig
 from eagle_jax.core import Params, TargetFn
 from eagle_jax.devices import loading_errors, size_of
 from eagle_jax.models import target_fn
@@ -72,12 +72,18 @@ class Target:
         Args:
           tree: a module of NNX or its state, parameters of Linen, or a nested dict of arrays.
           names: which leaf is which parameter, see `eagle_jax.checkpoints.memory.Leaf`.
-          mesh: None keeps the shardings of the leaves. dtype: None keeps that of every leaf.
+          mesh: None keeps the shardings of the leaves. dtype: "float32", "bfloat16" or "float16"; None keeps that of
+            every leaf.
 
         Raises:
-          CheckpointError: a leaf is missing, is not in the table, or has another shape.
+          CheckpointError: a leaf is missing, is not in the table, or has another shape; or `dtype` is another one.
           ConfigError: the mesh does not divide the model. MemoryError: the parameters do not fit in device memory.
         """
+        if not isinstance(names, Names) or not isinstance(config, DecoderConfig):
+            raise ConfigError(
+                f"config and names must be a DecoderConfig and a Names, got a {type(config).__name__} and a "
+                f"{type(names).__name__}. Pass both, in this order."
+            )
         params = importer_of(names, config, dtype, mesh)(leaves_by_path(tree))
         own = activation_dtype(params)
         return cls(config, params, on_mesh(config, own, mesh), name, own, mesh)

@@ -92,7 +92,8 @@ def pack_replies(
       length: T; None is the next power of two, so that few lengths share a program. Longer texts are cut.
 
     Raises:
-      ValueError: the number of replies is no multiple of the number of prompts, or `features` are missing.
+      ValueError: the number of replies is no multiple of the number of prompts; `features` are missing, or are those of
+        other texts; or `length` leaves no token of a reply.
     """
     if features is None or len(features) != len(tokens):
         raise ValueError(
@@ -105,6 +106,12 @@ def pack_replies(
         )
     samples = len(tokens) // len(prompts)
     whole = [[*prompts[row // samples], *reply] for row, reply in enumerate(tokens)]
+    for row, (joined, states) in enumerate(zip(whole, features, strict=True)):
+        if len(tokens[row]) and len(states) != len(joined) - 1:
+            raise ValueError(
+                f"features must have a state for every token of prompt and reply but the last, {len(joined) - 1} in "
+                f"row {row}, got {len(states)}. Pass the prompts in the order of the rollout."
+            )
     longest = max(2, *map(len, whole))
     width = 1 << (longest - 1).bit_length() if length is None else length
     shape = (len(tokens), width)
@@ -118,6 +125,8 @@ def pack_replies(
         positions[row, :count] = np.arange(count)
         supervised[row, len(prompts[row // samples]) : count] = True
         known[row, : min(len(states), count)] = states[:count]
+    if any(map(len, tokens)) and not supervised.any():
+        raise ValueError(f"length must be more than the prompts have tokens, got {width}. Raise it.")
     texts = PackedTokens(*map(jnp.asarray, (text, supervised, segments, positions)))
     return Rollouts(
         texts, TargetOutputs(jnp.asarray(known[..., :-hidden_size]), jnp.asarray(known[..., -hidden_size:]))
@@ -153,10 +162,32 @@ def adapt(
       the next state, and loss, gradient norm and metrics before the update.
 
     Raises:
-      ValueError: `micro` does not divide J.
+      ValueError: `micro` does not divide J; or head, `d2t` or features are not those of `config`.
     """
     rows = rollouts.texts.tokens.shape[0]
+    _check_parts(target, config, state, frozen, rollouts)
     if micro < 1 or rows % micro:
         raise ValueError(f"micro must divide the {rows} texts, got {micro}. Choose a divisor.")
     parts = jax.tree.map(lambda leaf: leaf.reshape(micro, rows // micro, *leaf.shape[1:]), rollouts)
     return head_train_step(target, config, objective, tx, dtype, state, frozen, parts.texts, mesh, parts.target_outputs)
+
+
+def _check_parts(
+    target: DecoderConfig, config: HeadConfig, state: HeadTrainState, frozen: Frozen, rollouts: Rollouts
+) -> None:
+    """Checks what belongs to the head, before a product of two shapes would fail."""
+    if "fc" not in state.head:
+        raise ValueError(f'state.head must be params["head"] of a drafter, got {sorted(state.head)}. Pass that.')
+    width = len(config.taps) * target.hidden_size, target.hidden_size
+    given = rollouts.target_outputs.features.shape[-1], rollouts.target_outputs.hidden.shape[-1]
+    if given != width:
+        raise ValueError(
+            f"rollouts must have {width[0]} features and {width[1]} final states per token, got {given[0]} and "
+            f"{given[1]}. Call rollout with taps=rollout_taps(target.config, head.config)."
+        )
+    reduced = config.draft_vocab_size < target.vocab_size
+    if reduced and (frozen.d2t is None or len(frozen.d2t) != config.draft_vocab_size):
+        raise ValueError(
+            f"frozen.d2t must have the {config.draft_vocab_size} offsets of the draft vocabulary, got "
+            f'{"none" if frozen.d2t is None else len(frozen.d2t)}. Pass head.params["d2t"].'
+        )

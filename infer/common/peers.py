@@ -85,7 +85,13 @@ class Vllm:
                 f"--vllm must be the Python of an environment with vLLM, got {python} ({error})."
             ) from None
         self.close = weakref.finalize(self, _end, self._process)
-        self.version = self._read()["version"]
+        try:
+            self.version = self._read()["version"]
+        except (json.JSONDecodeError, TypeError, KeyError):
+            raise ValueError(
+                f"--vllm must be the Python of an environment with vLLM, got {python}, which does not run a program. "
+                "Give its bin/python."
+            ) from None
 
     def __call__(self, prompts: list[list[int]], max_tokens: int, **options: Any) -> dict[str, Any]:
         """Generates; `options` are the other fields of a request of `vllm_program`."""

@@ -20,20 +20,24 @@ K = TypeVar("K", bound=Hashable)
 
 
 def time_repetitions(
-    calls: Mapping[K, Callable[[], Any]], repetitions: int, pause: float = 0.0
+    calls: Mapping[K, Callable[[], Any]], repetitions: int, pause: float = 0.0, enough: float = 0.0
 ) -> dict[K, list[float]]:
     """Returns the seconds of every call in every repetition; the calls take turns, `pause` seconds apart.
+
+    There are more than `repetitions` until all took `enough` seconds.
 
     A call must wait for its result. It must have run once before, so that the times include no compilation.
     Every other repetition runs the calls in reverse order.
     """
     seconds: dict[K, list[float]] = {name: [] for name in calls}
-    for repetition in range(repetitions):
+    repetition, begin = 0, time.perf_counter()
+    while repetition < repetitions or time.perf_counter() < begin + enough:
         for name in list(calls)[:: 1 if repetition % 2 == 0 else -1]:
             time.sleep(pause)
             start = time.perf_counter()
             calls[name]()
             seconds[name].append(time.perf_counter() - start)
+        repetition += 1
     return seconds
 
 

@@ -50,6 +50,8 @@ WIDTHS = tuple(2**power for power in range(9))
 """Rows of measured target passes; of those between, the seconds are interpolated."""
 RUNGS = (4, 8, 16, 32)
 """Rows of the smaller passes of a ladder of tree sizes; plain decoding has one row."""
+ENOUGH = 15.0
+"""Seconds over which costs are measured at least: the least of many times is that of an idle machine."""
 TURNS = 4
 """Cycles in one compiled loop."""
 RECORDED = 16
@@ -123,8 +125,8 @@ def measure_costs(
         found = call()
         if name in ends:
             levels[name] = float(found.levels) / TURNS
-    show_progress(f"costs: measuring, {repeats} repetitions")
-    seconds = {name: min(values) / TURNS for name, values in time_repetitions(calls, repeats).items()}
+    show_progress(f"costs: measuring, {repeats} repetitions or more")
+    seconds = {name: min(values) / TURNS for name, values in time_repetitions(calls, repeats, enough=ENOUGH).items()}
     costs = Costs(rows, [seconds[width] for width in rows], {method: [] for method in drafters})
     for method, tree in ends:
         drafting = max(seconds[method, tree] - seconds[1], 0.0)

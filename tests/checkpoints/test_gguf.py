@@ -284,6 +284,13 @@ def test_files_that_cannot_be_read_raise(tmp_path, monkeypatch):
     for name in ("gemma2", "phi3"):
         message = f"must be one of llama, qwen2, qwen3, gemma3, got '{name}'. Load the original check"
         refused(message, write(tmp_path / "other.gguf", name))
+    odd = write(tmp_path / "listed.gguf", "llama")
+    odd.write_bytes(  # the same value as an array of one string
+        odd.read_bytes().replace(struct.pack("<I", 8) + struct.pack("<Q", 5) + b"llama",
+                                 struct.pack("<IIQQ", 9, 8, 1, 5) + b"llama")
+    )  # fmt: skip
+    refused(r"must be one of llama, .*, got \['llama'\]", odd)
+    odd.unlink()
     refused("must hold one GGUF file, got model.gguf, other.gguf. Give the path of one", tmp_path)
     refused("must be an existing GGUF file, got .*absent.gguf", str(tmp_path / "absent.gguf"))
     refused("must be a directory .* got a file", path, lambda place: load_head_checkpoint(place, CONFIG))

@@ -90,8 +90,11 @@ def test_rollouts_are_those_of_tunix(run):
 
 
 @pytest.mark.slow
-def test_three_steps_of_grpo(run):
-    found = run("grpo")
+@pytest.mark.parametrize("kind", ["plain", "drafted"])
+def test_three_steps_of_grpo(kind, run):
+    found = run("grpo", kind)
+    assert (found["updates"] is None) == (kind == "plain")
+    assert kind == "plain" or (found["updates"] > 6 and found["tau"] > 1)
     assert found["trained"] == 6 and len(found["steps"]) == 3
     for step in found["steps"]:
         assert step["ours"] == step["vanilla"]
@@ -112,10 +115,29 @@ def test_a_head_and_a_history_follow_the_policy(run):
     assert steps[3]["follows"] < steps[2]["follows"]  # of a new policy
     assert steps[5]["programs"] == steps[2]["programs"]
     assert 0 < found["kept"] <= 512
-    assert "drafter must look prompts up if there is a history, got None" in found["refused"][0]
-    assert "drafter must be an EAGLE head if it is updated, got None" in found["refused"][1]
-    assert "lanes must be at least 1, got 0" in found["refused"][2]
-    assert "drafter must be a function of the target, got a str" in found["refused"][3]
+
+
+@pytest.mark.slow
+def test_wrong_engines_and_calls_are_refused(run):
+    messages = (
+        "drafter must look prompts up if there is a history, got None",
+        "drafter must be an EAGLE head if it is updated, got None",
+        "lanes must be an integer of at least 1, got 2.5",
+        "drafter must be a function of the target, got a str",
+        "drafter must return a BoundDrafter, got a NoneType",
+        "rollout_actor must be without adapters (LoRA), got 'layers/0/attn/q_proj/w_lora_a'",
+        "head_optimizer must be of optax, got a float",
+        "cycle_cost must be a number of plain steps, at least 1",
+        "prompts must be one or more strings, got []",
+        "prompts must be one or more strings, got 'b c'",
+        "rollout_config.max_tokens_to_generate must be",
+        "generate must be called with prompts and rollout_config, got images",
+        "rollout_config.seed must be",
+    )
+    found = run("refused")
+    assert len(found) == len(messages)
+    for message, error in zip(messages, found, strict=True):
+        assert error.startswith(message), error
 
 
 @pytest.mark.slow

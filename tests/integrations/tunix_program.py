@@ -8,6 +8,7 @@ The last line of the output is a JSON object.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
 import sys
@@ -32,7 +33,7 @@ from tunix.rl.rollout.vanilla_rollout import VanillaRollout
 from tunix.sft.utils import build_positions_from_mask, make_causal_attn_mask
 
 from eagle_jax import DraftHead, Target, TreeConfig, generate, prompt_lookup
-from eagle_jax.config import ConfigError, HeadConfig
+from eagle_jax.config import HeadConfig
 from eagle_jax.integrations.tunix import EagleRollout
 from eagle_jax.models import Decoder, init_head_params
 from eagle_jax.runtime import rollouts
@@ -246,7 +247,7 @@ def rollout():
     return found
 
 
-def grpo(steps=3):
+def grpo(kind="plain", steps=3):
     """Trains with `EagleRollout`; in every step compares its greedy texts with tunix's, of the trained weights."""
     model, seen = tiny_qwen3(), []
     config = greedy(12, temperature=1.0, top_p=1.0, return_logprobs=True)
@@ -261,6 +262,10 @@ def grpo(steps=3):
         ),
     }
     run_page("rl", settings)
+    if kind == "drafted":  # by a head that follows and looks in earlier replies
+        own = dict(lanes=2, drafter=own_head, history=64, head_optimizer=optax.adam(1e-2), cycle_cost=1.5)
+        rollout_engine = functools.partial(EagleRollout, **own)
+        settings["cluster_config"] = dataclasses.replace(settings["cluster_config"], rollout_engine=rollout_engine)
     cluster = rl_cluster.RLCluster(
         actor=model, reference=tiny_qwen3(), tokenizer=Tokenizer(), cluster_config=settings["cluster_config"]
     )
@@ -281,7 +286,8 @@ def grpo(steps=3):
         rl_cluster=cluster, reward_fns=reward, algo_config=GRPOConfig(num_generations=4, num_iterations=2)
     )
     learner.train([{"prompts": np.array(PROMPTS[:2])} for _ in range(steps)])
-    return {"steps": seen, "trained": int(cluster.actor_trainer.train_steps)}
+    learner = engine._learner and int(engine._learner.step)
+    return {"steps": seen, "trained": int(cluster.actor_trainer.train_steps), "updates": learner, "tau": engine.tau}
 
 
 def own_head(target):
@@ -312,13 +318,32 @@ def follow(steps=6):
             "programs": [program._cache_size() for program in programs],
         })  # fmt: skip
     kept = sum(len(row) for _, row in engine._samples)
-    refused = []
-    for own in ({"history": 9}, {"head_optimizer": optax.sgd(1.0)}, {"lanes": 0}, {"drafter": "head"}):
+    return {"steps": found, "kept": kept}
+
+
+def refused():
+    """Returns the messages of wrong engines and calls."""
+    policy, adapted, found = tiny_qwen3(), tiny_qwen3(), []
+    adapted.layers[0].attn.q_proj.w_lora_a = nnx.Param(jnp.zeros(2))
+    for one, own in (
+        (policy, {"history": 9}), (policy, {"head_optimizer": optax.sgd(1.0)}), (policy, {"lanes": 2.5}),
+        (policy, {"drafter": "head"}), (policy, {"drafter": lambda target: None}), (adapted, {}),
+        (policy, {"drafter": own_head, "head_optimizer": 3e-4}), (policy, {"cycle_cost": 0.5}),
+    ):  # fmt: skip
         try:
-            eagle(policies[0], **own)
-        except ConfigError as error:
-            refused.append(str(error))
-    return {"steps": found, "kept": kept, "refused": refused}
+            eagle(one, **own)
+        except ValueError as error:
+            found.append(str(error))
+    engine = eagle(policy)
+    for prompts, config, images in (
+        ([], greedy(), None), ("b c", greedy(), None), (PROMPTS, greedy(0), None), (PROMPTS, greedy(), [0]),
+        (PROMPTS, greedy(temperature=1.0, seed="one"), None),
+    ):  # fmt: skip
+        try:
+            engine.generate(prompts, config, images=images)
+        except ValueError as error:
+            found.append(str(error))
+    return found
 
 
 def devices():
@@ -353,6 +378,7 @@ if __name__ == "__main__":
         "rollout": rollout,
         "grpo": grpo,
         "follow": follow,
+        "refused": refused,
         "devices": devices,
     }
     print(json.dumps(parts[sys.argv[1]](*sys.argv[2:])))

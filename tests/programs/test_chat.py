@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import signal
+from pathlib import Path
 
 import jax
 import pyte
@@ -258,6 +259,18 @@ def test_a_bad_option_is_an_error_of_one_line(options, message, pair, monkeypatc
     with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
         chat.main(arguments(chat.Args, None, options.split()))
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "method"),
+    [("", "eagle3"), ("--method pld", "pld"), ("--method vanilla", "vanilla"), ("--eagle2 HEAD", "eagle2"),
+     ("--method lookahead", "lookahead"), ("--eagle3 HEAD", "eagle3")],
+)  # fmt: skip
+def test_every_method_chats_with_smollm2(options, method, monkeypatch):
+    """The pair's own head counts as given only where nothing else is."""
+    monkeypatch.setattr("infer.common.methods.smollm2_target", lambda: Path("target.gguf"))
+    args = arguments(chat.Args, None, ["--pair", "smollm2", *options.split()])
+    assert chat.method_of(args) == method
 
 
 @pytest.mark.slow

@@ -58,6 +58,8 @@ def test_an_engine_that_ends_is_an_error_with_its_last_lines(start):
 def test_a_python_that_is_missing_is_an_error(tmp_path):
     with pytest.raises(ValueError, match=r"^--vllm must be the Python of an environment with vLLM, got .*nowhere"):
         Vllm(tmp_path / "nowhere", {"model": "m"})
+    with pytest.raises(ValueError, match=r"^--vllm must be the Python of .*, got /bin/echo, which does not run"):
+        Vllm("/bin/echo", {"model": "m"})
 
 
 def test_options_of_vllm_that_contradict_are_errors(tmp_path, monkeypatch):
@@ -66,3 +68,5 @@ def test_options_of_vllm_that_contradict_are_errors(tmp_path, monkeypatch):
         main(Args(vllm=sys.executable, weights="int8", out=tmp_path))
     with pytest.raises(ValueError, match=r"^--vllm-head must come with --vllm"):
         main(Args(vllm_head="head", out=tmp_path))
+    with pytest.raises(ValueError, match=r"^--vllm-head must be a folder of train\.export, got .*absent"):
+        main(Args(vllm=sys.executable, vllm_head=str(tmp_path / "absent"), out=tmp_path))

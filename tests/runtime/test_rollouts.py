@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import signal
+
 import numpy as np
 import pytest
 
@@ -79,34 +82,61 @@ def test_numbers_of_prompts_and_budgets_share_a_program():
     assert rollouts.advance_program._cache_size() == before + 1
 
 
-def test_an_interrupted_rollout_returns_what_is_finished(monkeypatch):
-    target, seen = tiny_target(), []
-    read = rollouts.to_host
-
-    def interrupted(tree):
-        seen.append(tree)
-        if len(seen) == 2:
-            raise KeyboardInterrupt
-        return read(tree)
-
-    monkeypatch.setattr(rollouts, "to_host", interrupted)
+@pytest.fixture
+def press(monkeypatch):
+    """Presses Ctrl-C so often after the call of that number, before its result is assigned."""
+    before, advance = signal.signal(signal.SIGINT, signal.default_int_handler), rollouts.advance_program
     monkeypatch.setattr(rollouts, "PASSES", 31)
+
+    def at(number, times=1):
+        calls = itertools.count(1)
+
+        def pressed(*args, **options):
+            state = advance(*args, **options)
+            if next(calls) == number:
+                for _ in range(times):
+                    signal.raise_signal(signal.SIGINT)
+            return state
+
+        monkeypatch.setattr(rollouts, "advance_program", pressed)
+
+    yield at
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupted_rollout_returns_what_is_finished(press):
+    target = tiny_target()
+    press(1)
     out = eagle_jax.rollout(target, None, PROMPTS, lanes=2, max_new_tokens=[30, 7, 25, 1, 30, 12], eos_ids=())
     whole = eagle_jax.generate(target, None, PROMPTS, max_new_tokens=[30, 7, 25, 1, 30, 12], eos_ids=())
     assert out.finished.tolist() == [True, False, False, False, True, False]
+    assert out.interrupted
     for done, text, expected in zip(out.finished, out.tokens, whole.tokens, strict=True):
         assert text == (expected if done else [])
+
+
+def test_a_rollout_without_a_reply_or_interrupted_twice_raises(press):
+    press(1)
+    with pytest.raises(KeyboardInterrupt):
+        eagle_jax.rollout(tiny_target(), None, PROMPTS[:2], lanes=2, max_new_tokens=200, eos_ids=())
+    press(1, times=2)
+    with pytest.raises(KeyboardInterrupt):
+        eagle_jax.rollout(tiny_target(), None, PROMPTS[:2], lanes=2, max_new_tokens=2, eos_ids=())
+    press(1)
+    whole = eagle_jax.rollout(tiny_target(), None, PROMPTS[:2], lanes=2, max_new_tokens=2, eos_ids=())
+    assert whole.interrupted and whole.finished.all()
 
 
 def test_memory_is_that_of_lanes_and_room(monkeypatch):
     target, rows = tiny_target(), []
     monkeypatch.setattr(rollouts, "check_fits", lambda request, replies: rows.append(len(request.batch.prompts)))
     eagle_jax.rollout(target, None, PROMPTS * 4, lanes=8, max_new_tokens=2)
-    assert rows == [10]
+    assert rows == [12]  # two prompts are read beside the two before them
     monkeypatch.undo()
     monkeypatch.setattr(errors, "_limit", lambda _: 1000)
     monkeypatch.setattr(rollouts, "start_program", lambda *_, **__: pytest.fail("went on to compile"))
-    with pytest.raises(MemoryError, match=r"caches of 10 rows .* the lanes of a rollout"):
+    with pytest.raises(MemoryError, match=r"caches of 12 rows .* the lanes of a rollout"):
         eagle_jax.rollout(target, None, PROMPTS * 4, lanes=8, max_new_tokens=2)
 
 

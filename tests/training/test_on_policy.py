@@ -193,3 +193,31 @@ def test_long_and_interrupted_replies_are_packed():
         pack_replies([[1]], [[2], [3]], None, 2)
     with pytest.raises(ValueError, match="tokens must be a multiple of the 2 prompts, got 1 replies"):
         pack_replies([[1], [2]], [[3]], features[:1], 2)
+    with pytest.raises(ValueError, match="length must be more than the prompts have tokens, got 3"):
+        pack_replies([[1, 2, 3]], [[7, 8, 9]], features[:1], 2, length=3)
+    with pytest.raises(ValueError, match=r"features must have a state for every token .*, 5 in row 1, got 4"):
+        pack_replies([[1], [2, 3, 4]], [[7, 8, 9, 5, 6], [7, 8, 9]], [features[0], features[0][:4]], 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("head", r"""state\.head must be params\["head"\] of a drafter, got \['d2t', 'head'\]"""),
+        (
+            "taps",
+            r"rollouts must have 48 features and 16 final states per token, got 32 and 16\. Call rollout with taps",
+        ),
+        ("d2t", r"frozen\.d2t must have the 10 offsets of the draft vocabulary, got none"),
+    ],
+)
+def test_parts_of_another_head_are_errors(change, message):
+    head, out = head_of("eagle3"), rolled("eagle3")
+    state, frozen = state_of(head), frozen_of(head)
+    features = [row[:, 16:] for row in out.features] if change == "taps" else out.features
+    rollouts = pack_replies(PROMPTS, out.tokens, features, 16)
+    if change == "head":
+        state = state._replace(head=head.params)
+    elif change == "d2t":
+        frozen = Frozen(head.target.params)
+    with pytest.raises(ValueError, match=message):
+        adapt(head.target.config, head.config, OBJECTIVE, TX, state, frozen, rollouts)

@@ -98,21 +98,21 @@ head_directory = functools.partial(files_directory, patterns=CONFIGS + HEADS)
 def _existing_place(path_or_id: str | os.PathLike[str]) -> Path | None:
     """Returns an existing directory or GGUF file, None for a hub id; raises for anything else."""
     if not isinstance(path_or_id, str | os.PathLike) or not str(path_or_id):
-        raise CheckpointError(f"path_or_id must be a directory or a hub id, got {path_or_id!r}. Pass one.")
+        raise CheckpointError(f"path_or_hub_id must be a directory or a hub id, got {path_or_id!r}. Pass one.")
     path = Path(path_or_id).expanduser()
     if path.is_dir():
         return _gguf_in(path) or path
     if is_gguf(path):
         if not path.is_file():
-            raise CheckpointError(f"path_or_id must be an existing GGUF file, got {path}. Correct the path.")
+            raise CheckpointError(f"path_or_hub_id must be an existing GGUF file, got {path}. Correct the path.")
         return path
     if path.exists():
         raise CheckpointError(
-            f"path_or_id must be a directory, a GGUF file or a hub id, got the file {path}. Give its directory."
+            f"path_or_hub_id must be a directory, a GGUF file or a hub id, got the file {path}. Give its directory."
         )
     if isinstance(path_or_id, Path) or not _HUB_ID.fullmatch(str(path_or_id)):
         raise CheckpointError(
-            f"path_or_id must be an existing directory or a hub id 'owner/name', got {path}, which does not exist. "
+            f"path_or_hub_id must be an existing directory or a hub id 'owner/name', got {path}, which does not exist. "
             "Correct the path."
         )
     return None

@@ -61,7 +61,7 @@ def gemma_config(config: Any, max_position: int, eos_ids: Sequence[int] = ()) ->
         ("final_logit_softcap", None), ("attn_logits_soft_cap", None), ("use_post_attn_norm", True),
         ("use_post_ffw_norm", True), ("use_qk_norm", True),
     ):  # fmt: skip
-        if (value := getattr(config, name, expected)) != expected:
+        if (value := getattr(config, name, "no such field")) != expected:
             raise CheckpointError(f"config must have {name}={expected}, got {value}. Pass a Gemma 3 model.")
     slides = [kind.name == "LOCAL_SLIDING" for kind in config.attention_types]
     return gemma3_decoder(config, slides, max_position, eos_ids)

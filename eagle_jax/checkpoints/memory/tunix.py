@@ -67,8 +67,8 @@ def tunix_config(model: Any, max_position: int, eos_ids: Sequence[int] = ()) -> 
     config, kind = model.config, type(model).__name__
     if getattr(config, "num_experts", None) is not None:
         raise CheckpointError(
-            f"model must be without experts, got num_experts={config.num_experts}. Load the checkpoint with "
-            "load_target."
+            f"model must be without experts, got num_experts={config.num_experts}. Load its checkpoint with "
+            "load_target, or keep tunix's own rollout engine."
         )
     if kind == "Gemma3":
         slides = [(layer + 1) % _PERIOD > 0 for layer in range(config.num_layers)]

@@ -85,7 +85,7 @@ class GgufReader(TensorReader):
     def __init__(self, path: Path) -> None:
         self._file = GgufFile(path)
         name = self._file.metadata.get("general.architecture")
-        if name not in _ARCHITECTURES:
+        if not isinstance(name, str) or name not in _ARCHITECTURES:
             raise CheckpointError(
                 f"{path}: general.architecture must be one of {', '.join(_ARCHITECTURES)}, got {shown(name)}. Load "
                 "the original checkpoint, in safetensors."
