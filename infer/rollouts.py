@@ -41,7 +41,7 @@ class Args(Places):
     """Options of the program."""
 
     methods: str = "eagle3"  # methods as in infer.bench, beside plain decoding
-    tasks: str = BUNDLED  # as in infer.bench; the first turns of their questions are the prompts, again and again
+    tasks: str = BUNDLED  # as in infer.bench; the first turns of their questions are the prompts, repeated as needed
     replies: int = 256  # number of replies
     lanes: int = 16  # replies at a time
     median: int = 16  # tokens of the median reply

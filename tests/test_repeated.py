@@ -22,9 +22,9 @@ KERNELS = {
     "golden": "tests/golden -k test_every_run",
     "windows": "tests/runtime/test_windows.py -k 'not mesh'",
     "experts": "tests/test_experts.py -k 'text'",
-    "costs": "tests/runtime/test_adaptive.py -k 'plain_decoding or sizes_of_trees'",
-    "rollouts": "tests/runtime/test_rollouts.py -k 'those_of_generate or mesh'",
-    "sessions": "tests/runtime/test_session.py",
+    "costs": "tests/runtime/test_adaptive.py -m 'not slow' -k 'plain_decoding or sizes_of_trees'",
+    "rollouts": "tests/runtime/test_rollouts.py -m 'not slow' -k 'those_of_generate or mesh'",
+    "sessions": "tests/runtime/test_session.py -m 'not slow'",
     "trees": CASES["trees"],
     "sharded": CASES["sharded"],
 }

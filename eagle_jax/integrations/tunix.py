@@ -161,12 +161,12 @@ class EagleRollout(BaseRollout):
         """Writes one reply per prompt, by the settings of this call.
 
         Runs of equal prompts, as GRPO makes them, are read once. Temperature 0 is greedy; `top_k` None, 0 and -1 and
-        `top_p` None switch the filter off. `seed` None is another one in every call. A reply ends before its stop
+        `top_p` None switch the filter off. `seed=None` uses a new seed in every call. A reply ends before its stop
         token, as with tunix's own engine.
 
         Returns:
           `tokens`: int32 arrays. `left_padded_prompt_tokens`: [B, max_prompt_length] int32, wider if a prompt needs
-          it. `logprobs`: float32 arrays if `return_logprobs`: at temperature 0 of the model's law, else of the sampled
+          it. `logprobs`: float32 arrays if `return_logprobs`: at temperature 0 under the model's law, else the sampled
           one, after `top_k` and `top_p`. `logits` is empty.
 
         Raises:
