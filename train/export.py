@@ -38,8 +38,8 @@ class Args:
     to: Literal["official", "speculators", "sglang"]  # layout
     head: str  # directory of a head or of a run of `train.head`, hub id, "demo" or "smollm2"
     out: Path  # directory to write; it appears whole or not at all
-    # directory or hub id of the head's target, "demo" or "smollm2". Its vocabulary, context length and RoPE are written.
-    # A head of `train.head` stores its target
+    # directory or hub id of the head's target, "demo" or "smollm2". Its vocabulary, context length and RoPE are
+    # written. A head of `train.head` stores its target
     target: str | None = None
     # name of the target in a speculators config; default --target (a directory by its full path)
     verifier: str | None = None

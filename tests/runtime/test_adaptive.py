@@ -359,7 +359,9 @@ def modelled_cost(request, ladder):
 def test_a_ladder_keeps_up_with_the_best_tree_of_one_size(temperature):
     """The bundled pair at the costs of a batch of 32 of an 8B: at most 1.1 times the cost of the best fixed tree."""
     target, head, tokenizer = eagle_jax.load_demo("eagle3")
-    questions = [question.turns[0] for task in load_tasks(BUNDLED.split(","), task_folder()) for question in task.questions]
+    questions = [
+        question.turns[0] for task in load_tasks(BUNDLED.split(","), task_folder()) for question in task.questions
+    ]
     chats = itertools.islice(itertools.cycle(questions), 32)
     prompts = [eagle_jax.chat_ids(tokenizer, [{"role": "user", "content": text}]) for text in chats]
     options = {"max_new_tokens": 48, "eos_ids": (), "temperature": temperature, "key": 1}
