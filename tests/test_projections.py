@@ -71,10 +71,14 @@ def test_experts_stay_separate():
     assert "qkv_proj" in joined["layers_0"]["self_attn"]
 
 
-def test_a_loaded_target_is_joined_without_a_mesh_and_its_files_are_not(tmp_path):
+def test_a_loaded_target_is_joined_without_a_mesh_and_its_files_are_not(tmp_path, monkeypatch):
     target, _, _ = eagle_jax.load_demo("hass")
     config, separate = load_target_checkpoint(bundled("target"), "float32")
     jax.tree.map(np.testing.assert_array_equal, target.params, join_projections(separate))
+    with monkeypatch.context() as on_tpu:
+        on_tpu.setattr("eagle_jax.runtime.loading.jax.default_backend", lambda: "tpu")
+        on_tpu.setattr("eagle_jax.runtime.loading.unused_accelerator", lambda: None)
+        jax.tree.map(np.testing.assert_array_equal, eagle_jax.load_target(bundled("target")).params, separate)
 
     save_target_checkpoint(config, target.params, tmp_path / "saved", "float32")
     jax.tree.map(np.testing.assert_array_equal, load_target_checkpoint(tmp_path / "saved", "float32")[1], separate)

@@ -19,7 +19,6 @@ from eagle_jax.core import Engine, Params, Sampling, prefill, step
 from eagle_jax.devices import bits_of
 from eagle_jax.drafters import vanilla_drafter
 from eagle_jax.models import eagle3_head, init_head_params, init_medusa_params, init_params
-from eagle_jax.models.projections import join_projections
 from eagle_jax.models.quantised import Scheme, quantise_params
 from eagle_jax.packed import PackedTokens
 from eagle_jax.parallel import ROWS, TENSOR, param_shardings, row_groups, shard_drafter
@@ -187,13 +186,8 @@ def make_drafter(
 
 
 def _target(config: DecoderConfig, mesh: Mesh, weights: Scheme | None = None) -> Target:
-    """Returns a target with abstract parameters, on one device with joined projections, as `load_target` returns it.
-
-    Its mesh is None: abstract arrays cannot be placed.
-    """
+    """Returns a target with abstract parameters, as `load_target` returns it. Its mesh is None: they cannot be placed."""
     params = _params(init_params, config, mesh, weights)
-    if mesh.size == 1:
-        params = _abstract(jax.eval_shape(join_projections, params), mesh, P())
     return Target(config, params, on_mesh(config, DTYPE, mesh), "model", DTYPE)
 
 
