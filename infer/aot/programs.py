@@ -186,7 +186,7 @@ def make_drafter(
 
 
 def _target(config: DecoderConfig, mesh: Mesh, weights: Scheme | None = None) -> Target:
-    """Returns a target with abstract parameters, as `load_target` returns it. Its mesh is None: they cannot be placed."""
+    """Returns a target as `load_target` returns it on a TPU, with abstract parameters, which no mesh can place."""
     params = _params(init_params, config, mesh, weights)
     return Target(config, params, on_mesh(config, DTYPE, mesh), "model", DTYPE)
 
