@@ -64,6 +64,11 @@ MUTANTS = (
            "(tree.parents >= 0)", STATIC),
     Mutant("a node is followed without its parent", "core/verify.py", "jnp.all(follows[:, None, :] | ~mask, axis=2)",
            "follows", "tests/core/test_tree.py -k same_text"),
+    Mutant("noise is drawn for every node", "core/verify.py",
+           "return walk(tree, lambda node, step: draw(logits[node], key, index + step, sampling), depth)",
+           "every = jax.vmap(lambda one, at: draw(one, key, index + at, sampling))(logits, jnp.arange(len(logits))); "
+           "return walk(tree, lambda node, step: every[node], depth)",
+           "tests/core/test_sampling.py -k visited"),
     Mutant("parents keep their rows when nodes are sorted", "core/tree.py", "jnp.argsort(order, axis=1)",
            "jnp.argsort(jnp.sort(order, axis=1), axis=1)", "tests/core/test_tree.py -k first_rows"),
     Mutant("a child may precede its parent", "core/tree.py", "-jnp.min(above, axis=2)", "-tree.scores",

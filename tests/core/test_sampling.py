@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from eagle_jax.core import DraftTree
 from eagle_jax.core.sampling import draw, make_sampling, process_logits
+from eagle_jax.core.verify import deterministic
 from tests import oracles
 
 LOGITS = hnp.arrays(np.float32, 9, elements=st.sampled_from([float(x) for x in np.linspace(-4, 4, 17)]))
@@ -102,3 +104,24 @@ def test_draws_follow_the_law_and_depend_on_key_and_index_only():
 def test_bad_settings_raise_by_name(name, value):
     with pytest.raises(ValueError, match=rf"^{name} must .*, got {re.escape(str(value))}\."):
         make_sampling(**({"temperature": 1.0} | {name: value}))
+
+
+def random_sizes(jaxpr):
+    """Sizes of the results of all random bits in a program, also inside its loops and calls."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in ("threefry2x32", "random_bits"):
+            yield equation.outvars[0].aval.size
+        for value in equation.params.values():
+            for inner in value if isinstance(value, list | tuple) else [value]:
+                if hasattr(inner := getattr(inner, "jaxpr", inner), "eqns"):
+                    yield from random_sizes(inner)
+
+
+def test_noise_is_drawn_for_visited_nodes_alone():
+    """One node of every row at a time: the walk holds noise of B x V, and never of B x (N + 1) x V."""
+    rows, nodes, words = 3, 7, 50
+    parents = jnp.array([[-1, 0, 0, 1, 1, 3, 3]] * rows)
+    tree = DraftTree(jnp.zeros((rows, nodes), jnp.int32), parents, jnp.zeros((rows, nodes)))
+    keys = jax.random.split(jax.random.key(0), rows)
+    walk = jax.make_jaxpr(lambda logits: deterministic(tree, logits, keys, jnp.arange(rows), make_sampling(0.8), 3))
+    assert max(random_sizes(walk(jnp.zeros((rows, nodes, words))).jaxpr)) == rows * words
