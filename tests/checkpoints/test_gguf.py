@@ -276,6 +276,8 @@ def test_files_that_cannot_be_read_raise(tmp_path, monkeypatch):
         ({}, {"output.weight": (np.zeros((89, 292), np.uint8), gguf.GGMLQuantizationType.Q8_K)}, "Q8_K.*Upgrade gguf"),
     ):
         refused(message, write_model(tmp_path / "other.gguf", model, metadata=values, tensors=tensors))
+    per_layer = write_model(tmp_path / "other.gguf", model, metadata={"qwen2.attention.head_count": [4, 4]})
+    refused(r"qwen2\.attention\.head_count must be an integer from 1 to .*, got \[4, 4\]", per_layer)
     odd = write(tmp_path / "odd.gguf", tensors={"x": (np.zeros((2, 34), np.uint8), gguf.GGMLQuantizationType.Q8_0)})
     header = [struct.pack("<QcIQ", 1, b"x", 2, width) for width in (32, 33)]  # 33 is no multiple of a block
     odd.write_bytes(odd.read_bytes().replace(*header))

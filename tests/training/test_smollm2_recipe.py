@@ -64,6 +64,9 @@ def test_a_run_writes_replies_and_lossless_heads(tmp_path, capsys):
     args = recipe.Args(data=tmp_path, tasks=tmp_path / "tasks", target=place, out=tmp_path / "eagle3", **OPTIONS)
     other = dataclasses.replace(args, out=tmp_path / "hass", replies=args.out, method="hass", shards=1)
     loaded = eagle_jax.load_target(place)
+    with pytest.raises(ValueError, match="--seconds must be enough for replies to held-out prompts, got 1e-06"):
+        recipe.main(dataclasses.replace(args, seconds=1e-6, out=tmp_path / "late"))
+    assert not (tmp_path / "late" / recipe.REPLIES).exists()
     top = dataclasses.replace(other, out=tmp_path / "top", method="eagle3", taps=(6,), feature_weight=1.0)
     for run in (args, other, top):
         recipe.main(run)

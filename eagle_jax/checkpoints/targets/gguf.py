@@ -140,9 +140,11 @@ def _config_values(file: GgufFile, name: str) -> dict[str, Any]:
     """Returns the config.json of a file; keys of its architecture without a name there keep their own.
 
     Raises:
-      CheckpointError: a key of the rotary embedding is not supported.
+      CheckpointError: a size is missing or no integer, or a key of the rotary embedding is not supported.
     """
     own = {key.removeprefix(f"{name}."): value for key, value in file.metadata.items() if key.startswith(f"{name}.")}
+    for key in ("block_count", "embedding_length", "feed_forward_length", "attention.head_count"):
+        Fields(file.metadata, file.path).integer(f"{name}.{key}")  # an error has the name in the file
     values = {_KEYS.get(key, key): value for key, value in own.items() if key in _KEYS or not key.startswith("rope.")}
     stops = [file.metadata.get(f"tokenizer.ggml.{end}_token_id") for end in _STOPS]
     embedding = file.tensors.get("token_embd.weight")
