@@ -30,8 +30,8 @@ def time_repetitions(
     Every other repetition runs the calls in reverse order.
     """
     seconds: dict[K, list[float]] = {name: [] for name in calls}
-    repetition, begin = 0, time.perf_counter()
-    while repetition < repetitions or time.perf_counter() < begin + enough:
+    repetition, end = 0, time.perf_counter() + enough if enough else 0.0
+    while repetition < repetitions or (enough and time.perf_counter() < end):
         for name in list(calls)[:: 1 if repetition % 2 == 0 else -1]:
             time.sleep(pause)
             start = time.perf_counter()

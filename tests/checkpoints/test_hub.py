@@ -72,7 +72,7 @@ def test_a_local_path_needs_no_network(hub, golden, monkeypatch):
     ("path", "message"),
     [
         *((path, "which does not exist") for path in ("/no/such", "./nothing", "../nothing", "a/b/c", "~/nothing")),
-        ("", "path_or_id must be a directory or a hub id, got ''"),
+        ("", "path_or_hub_id must be a directory or a hub id, got ''"),
         ("file", "must be a directory, a GGUF file or a hub id, got the file file"),
     ],
 )

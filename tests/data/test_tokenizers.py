@@ -50,7 +50,7 @@ def test_a_missing_tokenizer_or_package_is_named(tmp_path, monkeypatch):
         CheckpointError, match=r"must hold a tokenizer \(.*tokenizer\.json.*\), got none\. Copy its files"
     ):
         load_tokenizer(tmp_path, CONFIG)
-    with pytest.raises(CheckpointError, match=r"path_or_id must be .*, got .*nowhere"):
+    with pytest.raises(CheckpointError, match=r"path_or_hub_id must be .*, got .*nowhere"):
         load_tokenizer(tmp_path / "nowhere", CONFIG)
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
     (tmp_path / "tokenizer.model").write_bytes(b"x")

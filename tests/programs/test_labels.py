@@ -215,11 +215,11 @@ def test_a_function_of_the_user_returns_a_drafter(pair, own_module):
 
 
 def test_an_error_about_a_path_names_its_option(loaded, tmp_path):
-    with pytest.raises(CheckpointError, match=r"^--target /nope: path_or_id must be .*, got /nope"):
+    with pytest.raises(CheckpointError, match=r"^--target /nope: path_or_hub_id must be .*, got /nope"):
         load_pair(Places(target="/nope"))
     for method, field in OPTIONS.items():
         option = f"--{field.replace('_', '-')}"
-        with pytest.raises(CheckpointError, match=f"^{option} /nope: path_or_id must be .*, got /nope"):
+        with pytest.raises(CheckpointError, match=f"^{option} /nope: path_or_hub_id must be .*, got /nope"):
             Loader(loaded[0], Places(**{field: "/nope"}))(method)
     with pytest.raises(ValueError, match=r"^--positions /nope: No such file or directory$"):
         best_static(Label.parse("medusa@best31"), "/nope")

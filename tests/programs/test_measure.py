@@ -49,6 +49,10 @@ def test_timed_calls_alternate_order(monkeypatch):
     seconds = time_repetitions({name: lambda name=name: order.append(name) for name in ("one", "two")}, 3)
     assert order == ["one", "two", "two", "one", "one", "two"]
     assert [len(values) for values in seconds.values()] == [3, 3]
+    clock = iter([0.0, 0.0, 2.0, 2.0, 2.0, 5.0, 5.5])  # the end, two repetitions of 2 and 3 s, and a look after each
+    with monkeypatch.context() as slow:
+        slow.setattr(time, "perf_counter", lambda: next(clock))
+        assert time_repetitions({"call": lambda: None}, 1, enough=5.2) == {"call": [2.0, 3.0]}
     clock = iter([0.0, 5.0, 5.0, 6.0, 6.0, 8.0])
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     assert time_interleaved({"call": lambda: None}, 3) == {"call": 2.0}  # the median

@@ -307,7 +307,9 @@ def test_drafting_costs_what_it_adds_to_a_plain_step(monkeypatch):
     target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
     seconds = {1: 2.0, 2: 3.0, 4: 4.0, 8: 5.0, 13: 6.0, ("eagle3", head.tree): 2.5}
     monkeypatch.setattr(
-        prediction, "time_repetitions", lambda calls, _: {name: [prediction.TURNS * seconds[name]] for name in calls}
+        prediction,
+        "time_repetitions",
+        lambda calls, *_, **__: {name: [prediction.TURNS * seconds[name]] for name in calls},
     )
     costs = prediction.measure_costs(target, {"eagle3": {head.tree: head}}, PROMPTS[:2], Setting(2, 0.0, 8), 1)
     assert costs.rows == [1, 2, 4, 8, 13] and costs.passes == [2.0, 3.0, 4.0, 5.0, 6.0]

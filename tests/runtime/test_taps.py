@@ -86,7 +86,7 @@ def test_memory_of_features_is_counted(monkeypatch):
     monkeypatch.setattr(rollouts, "start_program", lambda *_, **__: pytest.fail("went on to compile"))
     with pytest.raises(pytest.fail.Exception):
         eagle_jax.rollout(target, None, PROMPTS * 4, lanes=8, samples_per_prompt=3, **kept)
-    assert seen == [(10, 32 * 3)], "rows of lanes and room, and the replies to a bucket of prompts"
+    assert seen == [(12, 32 * 3)], "rows of lanes and room, and the replies to a bucket of prompts"
 
 
 @pytest.mark.parametrize("taps", [(), (3,), (-1,), "012", 2, (0.5,), True, [[0]]])

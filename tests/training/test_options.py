@@ -77,7 +77,7 @@ def folder(place, tmp_path_factory):
         ("hass", dict(copy_layer=True, taps=None), "--copy-layer must come with --method eagle3, got hass"),
         ("hass", dict(), "--taps must come with --method eagle3, got hass"),
         ("medusa", dict(unroll=3), "--unroll must come with --method eagle3, eagle1 or hass, got medusa"),
-        ("eagle3", dict(target="./other/no"), "--target ./other/no: path_or_id must be .*, got other/no"),
+        ("eagle3", dict(target="./other/no"), "--target ./other/no: path_or_hub_id must be .*, got other/no"),
         ("eagle3", dict(init="."), "--init . must hold config.json, got none"),
         ("eagle3", dict(heldout=("train.jsonl",)), "--heldout must be apart from --data, got .*train.jsonl in both"),
         ("eagle3", dict(data=("t*n.jsonl",), heldout=("other/../train.jsonl",)), "--heldout must be .*jsonl in both"),
@@ -99,7 +99,7 @@ def folder(place, tmp_path_factory):
         ("regenerate", dict(temperatures=()), "--temperatures must be at least one number, got none"),
         ("regenerate", dict(top_p=2.0), "--top-p must be above 0 and at most 1, got 2.0"),
         ("regenerate", dict(tensor=3, data=("asked.jsonl",)), "--tensor must divide the 4 devices of a process, got 3"),
-        ("regenerate", dict(head="no/such/one"), "--head no/such/one: path_or_id must be .*, got no/such/one"),
+        ("regenerate", dict(head="no/such/one"), "--head no/such/one: path_or_hub_id must be .*, got no/such/one"),
         ("evaluate", dict(heldout=("plain.jsonl",)), "plain.jsonl must have a prompt of at most"),
         ("bench_step", dict(length=2), r"--length must be at least --unroll \+ 2 = 9, got 2"),
         ("demo.data", dict(data=Path("nowhere")), "without nowhere/gsm8k/train.jsonl and nowhere/gpteacher"),
@@ -176,7 +176,7 @@ def test_errors_of_sources_and_tokenizers_name_their_option(tmp_path):
         ({"chat_template": str(tmp_path / "no.jinja")}, r"^--chat-template .* must be a Jinja file, got .*no\.jinja"),
         ({"template_args": ("a=1",)}, r"^--template-args a=1: template arguments must be .* reads \(none\), got a"),
         ({"template_args": ("a",)}, "^--template-args must be NAME=VALUE, got 'a'"),
-        ({"target": "/nope"}, r"^--target /nope: path_or_id must be .*, got /nope"),
+        ({"target": "/nope"}, r"^--target /nope: path_or_hub_id must be .*, got /nope"),
     ):
         with pytest.raises((ValueError, CheckpointError), match=message):
             places.tokenizer_of(TargetArgs(**{"target": "demo", **options}), config)
