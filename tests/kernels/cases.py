@@ -12,7 +12,7 @@ from eagle_jax.models import attention
 
 def operands(rng, lengths, *, new=5, columns=None, heads=6, groups=2, width=8, slots=40, window=None, sinks=False,
              shared=False, dtype="float32"):  # fmt: skip
-    """Random arguments of attention with a cache; slots that hold no token are NaN where the kernel must not look."""
+    """Random arguments of attention with a cache."""
     batch, columns = len(lengths), columns or new
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape), dtype)  # noqa: E731
     mask = rng.random((new, columns) if shared else (batch, new, columns)) < 0.5
