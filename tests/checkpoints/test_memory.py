@@ -124,6 +124,9 @@ def test_gemma_parameters(transposed):
     given.final_logit_softcap = 30.0
     with pytest.raises(CheckpointError, match=r"config must have final_logit_softcap=None, got 30.0. Pass a Gemma 3"):
         Target.from_gemma(tree, given)
+    del given.final_logit_softcap
+    with pytest.raises(CheckpointError, match="config must have final_logit_softcap=None, got no such field"):
+        Target.from_gemma(tree, given)
 
 
 @pytest.mark.parametrize("scan", [False, True])
@@ -220,6 +223,28 @@ def test_an_update_writes_into_the_old_buffers_without_compiling():
     check_same(importer(leaves[2], old=updated), drawn(config, 2))
     assert importer.update_program._cache_size() == 1
     assert not any(leaf.is_deleted() for tree in leaves for leaf in tree.values())
+
+
+def test_an_update_of_another_mesh_deletes_the_old_weights():
+    config = FAMILIES["Qwen3"]
+    ours, home = make_mesh(fsdp=2, devices=jax.devices()[:2]), jax.devices()[3]
+    importer = Importer(tunix_names(tunix_model("Qwen3", config, drawn(config))), config, mesh=ours)
+    params = None
+    for seed in range(2):
+        tree, old = leaves_by_path(tunix_tree("Qwen3", config, drawn(config, seed))), params
+        params = importer({path: jax.device_put(leaf, home) for path, leaf in tree.items()}, old=old)
+        check_same(params, drawn(config, seed))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(old))
+
+
+def test_a_dtype_or_a_table_of_another_kind_is_an_error():
+    config = FAMILIES["Qwen3"]
+    model = tunix_model("Qwen3", config, drawn(config))
+    for dtype in ("int8", "foo"):
+        with pytest.raises(CheckpointError, match=f"dtype must be one of float32, bfloat16, float16, got '{dtype}'"):
+            Target.from_tunix(model, dtype=dtype)
+    with pytest.raises(ConfigError, match=r"config and names must be .*, got a Names and a DecoderConfig"):
+        Target.from_tree(leaves_by_path(model), tunix_names(model), config)
 
 
 def test_a_second_import_compiles_nothing_and_is_checked():

@@ -37,7 +37,7 @@ class Hub(TypedDict, total=False):
     cache_dir: str | Path | None
 
 
-def checkpoint_directory(path_or_id: str | os.PathLike[str], **hub: Unpack[Hub]) -> Path:
+def checkpoint_directory(path_or_hub_id: str | os.PathLike[str], **hub: Unpack[Hub]) -> Path:
     """Returns the directory of a checkpoint, or its GGUF file; downloads a hub id.
 
     Of a hub repository only the configuration and the safetensors weights are fetched, and the `.bin` weights where it
@@ -46,14 +46,14 @@ def checkpoint_directory(path_or_id: str | os.PathLike[str], **hub: Unpack[Hub])
     Raises:
       CheckpointError: no such directory, no such repository or revision, no access, or no network.
     """
-    directory = files_directory(path_or_id, CONFIGS + SAFETENSORS, **hub)
-    if _existing_place(path_or_id) is not None:
+    directory = files_directory(path_or_hub_id, CONFIGS + SAFETENSORS, **hub)
+    if _existing_place(path_or_hub_id) is not None:
         return directory
     if not any(directory.glob("*.safetensors")):
-        directory = files_directory(path_or_id, CONFIGS + TORCH_BINS, **hub)
+        directory = files_directory(path_or_hub_id, CONFIGS + TORCH_BINS, **hub)
     if not (directory / "config.json").is_file():
         raise CheckpointError(
-            f"the hub repository {str(path_or_id)!r} must hold config.json and safetensors or .bin files, got no "
+            f"the hub repository {str(path_or_hub_id)!r} must hold config.json and safetensors or .bin files, got no "
             "config.json. Choose one in the format of transformers (no adapter), or download one GGUF file of it and "
             "give its path."
         )
@@ -61,7 +61,7 @@ def checkpoint_directory(path_or_id: str | os.PathLike[str], **hub: Unpack[Hub])
 
 
 def files_directory(
-    path_or_id: str | os.PathLike[str],
+    path_or_hub_id: str | os.PathLike[str],
     patterns: Sequence[str],
     *,
     revision: str | None = None,
@@ -73,10 +73,10 @@ def files_directory(
     Raises:
       CheckpointError: as `checkpoint_directory`.
     """
-    local = _existing_place(path_or_id)
+    local = _existing_place(path_or_hub_id)
     if local is not None:
         return local
-    repo_id = str(path_or_id)
+    repo_id = str(path_or_hub_id)
     try:
         return Path(
             huggingface_hub.snapshot_download(
@@ -95,11 +95,11 @@ head_directory = functools.partial(files_directory, patterns=CONFIGS + HEADS)
 """Returns the directory of Medusa or Hydra heads."""
 
 
-def _existing_place(path_or_id: str | os.PathLike[str]) -> Path | None:
+def _existing_place(path_or_hub_id: str | os.PathLike[str]) -> Path | None:
     """Returns an existing directory or GGUF file, None for a hub id; raises for anything else."""
-    if not isinstance(path_or_id, str | os.PathLike) or not str(path_or_id):
-        raise CheckpointError(f"path_or_hub_id must be a directory or a hub id, got {path_or_id!r}. Pass one.")
-    path = Path(path_or_id).expanduser()
+    if not isinstance(path_or_hub_id, str | os.PathLike) or not str(path_or_hub_id):
+        raise CheckpointError(f"path_or_hub_id must be a directory or a hub id, got {path_or_hub_id!r}. Pass one.")
+    path = Path(path_or_hub_id).expanduser()
     if path.is_dir():
         return _gguf_in(path) or path
     if is_gguf(path):
@@ -110,7 +110,7 @@ def _existing_place(path_or_id: str | os.PathLike[str]) -> Path | None:
         raise CheckpointError(
             f"path_or_hub_id must be a directory, a GGUF file or a hub id, got the file {path}. Give its directory."
         )
-    if isinstance(path_or_id, Path) or not _HUB_ID.fullmatch(str(path_or_id)):
+    if isinstance(path_or_hub_id, Path) or not _HUB_ID.fullmatch(str(path_or_hub_id)):
         raise CheckpointError(
             f"path_or_hub_id must be an existing directory or a hub id 'owner/name', got {path}, which does not exist. "
             "Correct the path."

@@ -34,7 +34,7 @@ _EMBEDDING = "embed_tokens.weight"
 
 
 def load_head_checkpoint(
-    path_or_id: str | os.PathLike[str],
+    path_or_hub_id: str | os.PathLike[str],
     target: DecoderConfig,
     dtype: str = "float32",
     *,
@@ -49,7 +49,7 @@ def load_head_checkpoint(
     """Loads configuration and parameters of a draft head for `target`.
 
     Args:
-      path_or_id: a directory with config.json and weights, or a hub id.
+      path_or_hub_id: a directory with config.json and weights, or a hub id.
       target: configuration of the target the head is to draft for.
       dtype: float32, bfloat16 or float16.
       rope_theta: replaces the head's own; some published heads draft better at 10000 than at their config's value.
@@ -73,7 +73,7 @@ def load_head_checkpoint(
     """
     check_dtype(dtype)
     scheme = check_scheme(weights)
-    directory = checkpoint_directory(path_or_id, **hub)
+    directory = checkpoint_directory(path_or_hub_id, **hub)
     where = str(directory / "config.json")
     written = read_json(directory / "config.json")
     check_kind(directory, EAGLES, written)  # Medusa's weights are in other files

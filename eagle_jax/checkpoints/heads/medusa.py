@@ -32,7 +32,7 @@ _PREFIX = "prefix_embeding_layer."  # as its authors spell it
 
 
 def load_medusa_checkpoint(
-    path_or_id: str | os.PathLike[str],
+    path_or_hub_id: str | os.PathLike[str],
     target: DecoderConfig,
     dtype: str = "float32",
     *,
@@ -54,7 +54,7 @@ def load_medusa_checkpoint(
     """
     check_dtype(dtype)
     scheme = check_scheme(weights)
-    directory = head_directory(path_or_id, **hub)
+    directory = head_directory(path_or_hub_id, **hub)
     where = directory / "config.json"
     values = read_json(where)
     kind = next((kind for kind in MEDUSAS if f"{kind}_num_heads" in values), None)

@@ -38,7 +38,7 @@ from eagle_jax.models.projections import split_projections
 
 
 def load_target_checkpoint(
-    path_or_id: str | os.PathLike[str],
+    path_or_hub_id: str | os.PathLike[str],
     dtype: str = "float32",
     *,
     max_position: int | None = None,
@@ -50,7 +50,7 @@ def load_target_checkpoint(
     """Loads configuration and parameters of a language model.
 
     Args:
-      path_or_id: a directory with config.json and weights, a GGUF file or a directory with one, or a hub id.
+      path_or_hub_id: a directory with config.json and weights, a GGUF file or a directory with one, or a hub id.
       dtype: float32, bfloat16 or float16; weights are converted one by one as they are read.
       max_position: caps the context length. For longrope it also decides between the two lists of factors.
       place: `(path, host array) -> device array` for a sharded load; default is the default device.
@@ -71,7 +71,7 @@ def load_target_checkpoint(
     """
     loaded_dtype = check_dtype(dtype)
     scheme = check_scheme(weights)
-    directory = checkpoint_directory(path_or_id, **hub)
+    directory = checkpoint_directory(path_or_hub_id, **hub)
     config = read_target_config(directory, max_position=max_position)
     family = FAMILIES[config.architecture]
     with _files_of(directory, config) as files:

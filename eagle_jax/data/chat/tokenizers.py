@@ -56,7 +56,7 @@ _Settings = msgspec.defstruct(
 
 
 def load_tokenizer(
-    path_or_id: str | os.PathLike[str],
+    path_or_hub_id: str | os.PathLike[str],
     config: DecoderConfig,
     *,
     chat_template: str | Path | None = None,
@@ -66,7 +66,7 @@ def load_tokenizer(
     """Loads the `transformers` tokenizer of a checkpoint.
 
     Args:
-      path_or_id: "demo" (the bundled pair), "smollm2", a directory, a GGUF file, or a hub id.
+      path_or_hub_id: "demo" (the bundled pair), "smollm2", a directory, a GGUF file, or a hub id.
       config: of the target that will read the tokens. Its vocabulary may be larger: many are padded.
       chat_template: a Jinja file that replaces the tokenizer's template, or the name of one of its templates.
       template_args: values of the template's arguments, such as `{"enable_thinking": False}`, for every rendering.
@@ -76,9 +76,9 @@ def load_tokenizer(
       CheckpointError: the tokenizer or template is missing, cannot be read, or has more tokens than the target.
       ValueError: the template does not read an argument, or raises an error for its value.
     """
-    if str(path_or_id) in PAIRS:
-        path_or_id = pair_target(str(path_or_id))
-    directory = tokenizer_directory(path_or_id, **hub)
+    if str(path_or_hub_id) in PAIRS:
+        path_or_hub_id = pair_target(str(path_or_hub_id))
+    directory = tokenizer_directory(path_or_hub_id, **hub)
     if is_gguf(directory):
         tokenizer = _read_gguf(directory)
     elif any((directory / name).is_file() for name in FILES):
@@ -91,7 +91,7 @@ def load_tokenizer(
     size = max(tokenizer.get_vocab().values(), default=-1) + 1
     if size > config.vocab_size:
         raise CheckpointError(
-            f"the tokenizer must have at most the target's {config.vocab_size} tokens, got {size} in {path_or_id}. "
+            f"the tokenizer must have at most the target's {config.vocab_size} tokens, got {size} in {path_or_hub_id}. "
             "Use the tokenizer that the target was trained with."
         )
     tokenizer.model_max_length = 10**9  # silences a warning; callers check lengths against the model
