@@ -154,7 +154,7 @@ def has_costs(drafter: eagle_jax.BoundDrafter | None) -> bool:
 def costs_of(drafters: Mapping[str, Any], current: Run[Result], group: Group, args: Args) -> dict[str, CycleCost]:
     """Returns the costs of trees after the first prompts of a task, measured once per temperature and batch size."""
     known = {
-        one.label: CycleCost(one.rows, one.passes, one.level)
+        one.label: CycleCost(one.rows, one.passes, one.level, one.token)
         for one in current.result.costs
         if (one.temperature, one.batch) == (group.temperature, group.batch)
     }

@@ -6,10 +6,11 @@
     python -m infer.cycle --model llama-3.1-8b --dtype bfloat16 --batch 8 --context 2048   # random weights
 
 The parts are the plain step and the whole cycle; drafting, the target's pass over the tree, the head's update and the
-commit; above temperature 0 the walk down the tree and the noise of one draw; cycles of smaller trees, without drafting.
-`cycle_cost` in the JSON object is what `generate` takes: `core.CycleCost(**cycle_cost)`. Every part runs alone, many
-times inside one compiled loop, so that no host time counts. The parts take turns, and the median counts. They are
-compiled apart and need not add up. The program prints a table and, last, one JSON object.
+commit; above temperature 0 the walk down the tree and the noise of one draw; cycles of smaller trees, without drafting;
+a plain step followed by drafting and update, from which the cost of a level follows. Every part runs alone, many times
+inside one compiled loop, so that no host time counts. The parts take turns, and the median counts. They are compiled
+apart and need not add up. The program prints a table and, last, one JSON object, of which `cycle_cost` is what
+`generate` takes: `core.CycleCost(**cycle_cost)`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,11 @@ from infer.common.labels import Label
 from infer.common.methods import Loader, Places, check_methods, load_pair
 from infer.common.programs import at_least_one, listed, run
 from infer.common.timing import Part, time_interleaved
-from infer.tuning.prediction import RUNGS, blank
+from infer.tuning.prediction import RUNGS, TURNS, blank, drafting_of
+from infer.tuning.trials import Prompt, Setting
+
+WALK, DRAFTING = "walk with draws", "plain step, draft and head update"
+"""Names of parts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,25 +81,30 @@ def main(args: Args) -> dict[str, Any]:
     rows = head.tree.num_nodes + 1
     sizes = sorted({*(size for size in sizes if size < rows), rows})
     calls = {name: part.repeat(args.turns) for name, part in parts(target, head, sizes, args).items()}
-    for call in calls.values():
-        call()  # compiles
+    prompts = [Prompt([0] * args.context, key) for key in jax.random.split(jax.random.key(0), args.batch)]
+    calls[DRAFTING] = drafting_of(
+        target, head, prompts, Setting(args.batch, args.temperature, TURNS * (head.tree.depth + 1))
+    )
+    found = {name: call() for name, call in calls.items()}  # compiles
+    levels = float(found[DRAFTING].levels) / TURNS
     seconds = time_interleaved(calls, args.repeats)
-    times = {name: round(1000 * value / args.turns, 4) for name, value in seconds.items()}
+    turns = {name: TURNS if name == DRAFTING else args.turns for name in calls}
+    times = {name: round(1000 * value / turns[name], 4) for name, value in seconds.items()}
     even = times["cycle"] / times["plain step"]
     names = f"{target.name} with {head.name}"
-    # With the walk; these programs are compiled apart, so noise may hide what the parts take.
-    drafting = max(times["cycle"] - times[f"cycle of {rows} rows"], times["draft"] + times["head update"])
     passes = [times[f"cycle of {size} rows"] for size in sizes]
     cost = {
         "rows": [1, *sizes],
         "passes": [1.0, *(round(value / times["plain step"], 3) for value in passes)],
-        "level": round(drafting / head.tree.depth / times["plain step"], 4),
+        "level": round(max(0.0, times[DRAFTING] - times["plain step"]) / levels / times["plain step"], 4),
+        "token": round(times.get(WALK, 0.0) / times["plain step"], 4),
     }
     print(f"One cycle of {names}: {rows} rows, {args.batch} x {args.context} tokens in the cache\n")
     print("| part | ms | of a plain step |\n|---|---:|---:|")
     for name, value in times.items():
         print(f"| {name} | {value:.3f} | {value / times['plain step']:.2f} |")
-    print(f"\nA cycle pays from a tau of {even:.2f}.\nMachine: {machine()}")
+    print(f"\n{levels:g} of {head.tree.depth} levels were drafted: in the others no node could enter the tree.")
+    print(f"A cycle pays from a tau of {even:.2f}.\nMachine: {machine()}")
     settings = dataclasses.asdict(args)
     report = {"ms": times, "break_even_tau": round(even, 3), "cycle_cost": cost}
     report |= {"machine": machine(), "settings": settings}
@@ -188,7 +198,7 @@ def parts(target: eagle_jax.Target, head: eagle_jax.DraftHead, sizes: Sequence[i
         return index + 1 + (jnp.argmax(drawn, axis=-1) < 0)
 
     draws = {
-        "walk with draws": Part(walk, params, state.num_tokens),
+        WALK: Part(walk, params, state.num_tokens),
         "noise of one draw": Part(draw_noise, params, state.num_tokens),
     }
     rows_params, rows_state, rows_engine = start(eagle_jax.BoundDrafter.bind(blank(2), target))

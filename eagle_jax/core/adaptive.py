@@ -41,7 +41,7 @@ SLACK = 2.5
 """Plain steps that cycles may cost beyond their yield before plain steps follow, and most that the balance keeps."""
 LOSS = 0.02
 """Share of plain decoding's steps that drafts which do not pay may cost."""
-DOUBTFUL, PROMISING = 1.1, 1.4
+DOUBTFUL, PROMISING = 0.95, 1.25
 """Tokens per plain step of a cycle, expected and seen, up to which drafts may cost `LOSS`, and from which `SLACK`."""
 MEMORY = 16
 """Cycles, about so many of which are remembered."""
@@ -81,7 +81,8 @@ class Choice(NamedTuple):
     """Holds the choice for a cycle.
 
     Attributes:
-      rung: its index. cost: of the cycle, in plain steps. hoped: drafted tokens that its scores promise a row.
+      rung: its index. cost: of the cycle, in plain steps, before a token is accepted. hoped: drafted tokens that its
+        scores promise a row.
       worth: expected tokens of the slowest row per plain step.
       behind: tokens that the slowest row will be behind the mean at the end. share: of them, those of a cycle.
     """
@@ -104,14 +105,14 @@ def start() -> Payoff:
 
 def choose(
     payoff: Payoff, state: GenerateState, tree: DraftTree, drafting: Array | float,
-    rungs: tuple[tuple[int, float], ...], refilled: bool = False,
+    rungs: tuple[tuple[int, float], ...], refilled: bool = False, token: float = 0.0,
 ) -> Choice:  # fmt: skip
     """Chooses the number of rows with the most expected tokens per cost of the cycle.
 
     Args:
       state: before the cycle. tree: the best nodes first, if there are several rungs.
       drafting: cost of the drafted levels. rungs: rows, and the cost of verifying them.
-      refilled: as in `judge`.
+      refilled, token: as in `judge`.
     """
     costs = drafting + jnp.array([cost for _, cost in rungs], jnp.float32)
     promised = jnp.cumsum(jnp.exp(tree.scores), axis=1)[:, np.array([rows - 1 for rows, _ in rungs])] - 1
@@ -122,8 +123,9 @@ def choose(
     rows = 1 if refilled else jnp.sum(~state.done)
     behind = _largest_of(rows) * jnp.sqrt(drafted * cycles)
     gain = 1 + drafted - behind / cycles
-    worth = gain / costs
-    rung = jnp.argmax(jnp.where(jnp.max(worth) < 1, gain - costs, worth)).astype(jnp.int32)
+    whole = costs + token * drafted
+    worth = gain / whole
+    rung = jnp.argmax(jnp.where(jnp.max(worth) < 1, gain - whole, worth)).astype(jnp.int32)
     return Choice(rung, costs[rung], hoped[rung], worth[rung], behind[rung], (behind / cycles)[rung])
 
 
@@ -132,18 +134,23 @@ def trust(payoff: Payoff) -> Float[Array, ""]:
     return (payoff.kept + PRIOR) / (payoff.hoped + PRIOR)
 
 
-def judge(payoff: Payoff, state: GenerateState, info: StepInfo, choice: Choice, refilled: bool = False) -> Payoff:
+def judge(
+    payoff: Payoff, state: GenerateState, info: StepInfo, choice: Choice, refilled: bool = False, token: float = 0.0
+) -> Payoff:
     """Returns the payoff after a drafted cycle; `state` is that before the cycle.
 
     Args:
       refilled: whether a row that is done makes room for another one.
+      token: cost of an accepted token per row.
     """
     left = jnp.where(state.done, 0, state.budget - state.num_tokens)
     mean = _mean(info.emitted, state)
     gain = mean if refilled else jnp.max(left) - jnp.max(left - info.emitted)
+    kept = _mean(info.acceptance.count, state)
+    cost = choice.cost + token * kept
     fade = 1 - 1 / MEMORY
-    gained, spent = fade * payoff.gained + mean - choice.share, fade * payoff.spent + choice.cost
-    balance = jnp.minimum(payoff.balance + gain - choice.cost, SLACK)
+    gained, spent = fade * payoff.gained + mean - choice.share, fade * payoff.spent + cost
+    balance = jnp.minimum(payoff.balance + gain - cost, SLACK)
     promise = ((PRIOR * choice.worth + gained) / (PRIOR + spent) - DOUBTFUL) / (PROMISING - DOUBTFUL)
     least = jnp.minimum(LOSS * _mean(state.budget, state), SLACK)
     # After k of n cycles the slowest row has lost sqrt(k / n) of `behind`, at most a quarter more than its share k / n.
@@ -156,7 +163,7 @@ def judge(payoff: Payoff, state: GenerateState, info: StepInfo, choice: Choice, 
     pause = jnp.where(fails, longer, jnp.where(balance == SLACK, BURST, payoff.pause))
     return Payoff(
         balance, gained, spent, fade * payoff.hoped + choice.hoped,
-        fade * payoff.kept + _mean(info.acceptance.count, state),
+        fade * payoff.kept + kept,
         jnp.where(fails, jnp.maximum(payoff.pause, repaid), 0), pause,
     )  # fmt: skip
 

@@ -26,6 +26,7 @@ from eagle_jax.core.types import (
     Acceptance,
     Batch,
     CycleCost,
+    Drafter,
     DraftTree,
     Engine,
     GenerateState,
@@ -96,7 +97,10 @@ def _verify(params: Params, state: GenerateState, tree: DraftTree, sampling: Sam
         out, kept = run_target(params, engine, tree.tokens, positions, mask, state.cache)
         logits = target.logits(params["target"], out.hidden)
         finite = has_finite_maximum(logits)
-        acceptance = rule_of(engine)(tree, logits, state.keys, state.num_tokens, sampling, depth)
+        rule = rule_of(engine)
+        if rule is deterministic:
+            rule = functools.partial(deterministic, row_groups=target.row_groups)
+        acceptance = rule(tree, logits, state.keys, state.num_tokens, sampling, depth)
         choices = jnp.argmax(logits, axis=-1).astype(jnp.int32) if drafter.reads_choices else None
         path, count = acceptance.path, acceptance.count
         on_path = jnp.take_along_axis(tree.tokens, path, axis=1)
@@ -167,14 +171,16 @@ def drafted_cycle(
       refilled: whether a row that is done makes room for another one.
     """
     cheaper = engine.drafter.with_level_cost
-    drafter = engine.drafter if cheaper is None else cheaper(cost.level / adaptive.trust(payoff), ~state.done)
+    # An accepted token gains a plain step and costs `cost.token` of one.
+    worth = adaptive.trust(payoff) * max(1 - cost.token, 0.01)
+    drafter = engine.drafter if cheaper is None else cheaper(cost.level / worth, ~state.done)
     randomness = RowRandomness(state.keys, state.num_tokens)
     tree, drafter_state = draft_checked(drafter, params, state, randomness, sampling)
     # Another rule than `deterministic` would be biased by a choice among sampled drafts.
     rungs = cost.rungs(drafter.num_nodes + 1, all_sizes=rule_of(engine) is deterministic)
-    levels = jnp.max(node_depths(ancestor_mask(tree.parents, drafter.depth))) if cost.level else 0
+    levels = drafted_levels(drafter, tree) if cost.level else 0
     tree = by_score(tree, drafter.depth) if len(rungs) > 1 else tree
-    choice = adaptive.choose(payoff, state, tree, cost.level * levels, rungs, refilled)
+    choice = adaptive.choose(payoff, state, tree, cost.level * levels, rungs, refilled, cost.token)
 
     def verify_best(rows: int) -> Checked:
         return _verify(params, state, jax.tree.map(lambda column: column[:, :rows], tree), sampling, engine)
@@ -183,7 +189,13 @@ def drafted_cycle(
     branches = [functools.partial(verify_best, rows) for rows, _ in rungs]
     checked = jax.lax.switch(choice.rung, branches) if len(rungs) > 1 else branches[0]()
     after, info = _commit(params, state._replace(drafter=drafter_state), tree, checked, engine)
-    return adaptive.judge(payoff, state, info, choice, refilled), after
+    return adaptive.judge(payoff, state, info, choice, refilled, cost.token), after
+
+
+def drafted_levels(drafter: Drafter, tree: DraftTree) -> Int[Array, ""]:
+    """Returns how many levels of a tree were drafted one after the other, in the deepest row."""
+    parents = tree.parents if drafter.level_nodes is None else tree.parents[:, : drafter.level_nodes + 1]
+    return jnp.max(node_depths(ancestor_mask(parents, drafter.depth)))
 
 
 def check_cost(engine: Engine) -> None:

@@ -111,6 +111,7 @@ class TargetFn(NamedTuple):
       embed: `(params, tokens [...]) -> [..., H]`.
       init_cache: `(batch, slots) -> KVCache`, empty.
       windows: per layer, how many tokens a token sees, itself included; 0 is all. () is 0 in every layer.
+      row_groups: over how many groups of devices the rows of a batch are split.
     """
 
     forward: Callable[..., TargetOutput]
@@ -118,6 +119,7 @@ class TargetFn(NamedTuple):
     embed: Callable[[Params, Array], Array]
     init_cache: Callable[[int, int], KVCache]
     windows: tuple[int, ...] = ()
+    row_groups: int = 1
 
     def output_shapes(self, params: Params, cache: KVCache, taps: tuple[int, ...]) -> Any:
         """Returns shapes and dtypes of what `forward` returns for one token per row, a `TargetOutput`."""
@@ -180,6 +182,8 @@ class Drafter(NamedTuple):
       reads_choices: whether `update` reads the target's likeliest token after every row of the tree.
       with_level_cost: `(cost, running [B]) -> Drafter`, which drafts no further level whose tokens are worth fewer
         plain steps in the mean of the running rows.
+      level_nodes: how many of the nodes, the first ones, are drafted level by level; None is all. The others, of prompt
+        lookup beside a head, cost nothing.
       rewind: `(state, length [B]) -> state`, the state when `length` tokens of the same text were confirmed. Without
         it, a session reads an edited text from its beginning.
     """
@@ -194,6 +198,7 @@ class Drafter(NamedTuple):
     reads_choices: bool = False
     rewind: Callable[[Any, Array], Any] | None = None
     with_level_cost: Callable[[Any, Any], Drafter] | None = None
+    level_nodes: int | None = None
 
 
 class Acceptance(NamedTuple):
@@ -277,6 +282,7 @@ class CycleCost:
       rows: sizes of verified trees, the root included, ascending; a size between two is interpolated.
       passes: cost of verifying so many rows per sequence.
       level: cost of drafting a level, and of its part in updating the drafter.
+      token: cost of one accepted token per row: above temperature 0 the target draws for each of them.
 
     Raises:
       ValueError: naming the rule that is broken.
@@ -285,17 +291,21 @@ class CycleCost:
     rows: tuple[int, ...]
     passes: tuple[float, ...]
     level: float = 0.0
+    token: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", tuple(map(int, self.rows)))
         object.__setattr__(self, "passes", tuple(map(float, self.passes)))
         object.__setattr__(self, "level", float(self.level))
+        object.__setattr__(self, "token", float(self.token))
         rises = bool(self.rows) and all(a < b for a, b in itertools.pairwise((0, *self.rows)))
-        sound = all(0 < cost < np.inf for cost in self.passes) and 0 <= self.level < np.inf
+        sound = all(0 < cost < np.inf for cost in self.passes)
+        sound &= all(0 <= cost < np.inf for cost in (self.level, self.token))
         if not rises or len(self.rows) != len(self.passes) or not sound:
             raise ValueError(
-                "CycleCost must have ascending rows of at least 1, as many positive passes, and a level of at least 0, "
-                f"got rows {self.rows}, passes {self.passes}, level {self.level}. Pass what infer.cycle measures."
+                "CycleCost must have ascending rows of at least 1, as many positive passes, a level and a token of at "
+                f"least 0, got rows {self.rows}, passes {self.passes}, level {self.level}, token {self.token}. Pass "
+                "what infer.cycle measures."
             )
 
     def rungs(self, most: int, all_sizes: bool = True) -> tuple[tuple[int, float], ...]:

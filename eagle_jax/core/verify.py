@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from eagle_jax.core.sampling import draw
 from eagle_jax.core.tree import ancestor_mask, children_with, node_depths
@@ -28,6 +29,7 @@ def deterministic(
     index: Int[Array, " B"],
     sampling: Sampling,
     depth: int,
+    row_groups: int = 1,
 ) -> Acceptance:
     """Draws the target's own token at a node, and descends while the draw is a child.
 
@@ -39,15 +41,39 @@ def deterministic(
       tree: siblings may carry equal tokens; the paths of all of them are walked.
       logits: the target's, at every row of the tree.
       keys: one per row of the batch. index: [B] tokens generated so far; the draw for token i uses `fold_in(key, i)`.
-      depth: D, longest path of the tree.
+      depth: D, longest path of the tree. row_groups: as in `TargetFn`; it divides B.
     """
     if sampling.greedy:
         return follow(tree, jnp.argmax(logits, axis=-1).astype(jnp.int32), depth)
 
-    def row(tree: DraftTree, logits: Array, key: Key[Array, ""], index: Array) -> Acceptance:
-        return walk(tree, lambda node, step: draw(logits[node], key, index + step, sampling), depth)
+    def together(tree: DraftTree, logits: Array, keys: Key[Array, " b"], index: Array) -> Place:
+        """Walks some rows, of which few go as deep as the deepest: a quarter at a time, those that descend."""
+        rows_at_once = max(1, len(index) // 4) if depth else len(index)
 
-    return jax.vmap(row)(tree, logits, keys, index)
+        def turn(places: Place) -> Place:
+            rows = jnp.argsort(~places.descends, stable=True)[:rows_at_once]
+
+            def visit(tree: DraftTree, place: Place, row: Array) -> Place:
+                choose = lambda node, step: draw(logits[row, node], keys[row], index[row] + step, sampling)  # noqa: E731
+                return _visit(tree, place, choose, depth)
+
+            mine = jax.tree.map(lambda column: column[rows], places)
+            after = jax.vmap(visit)(jax.tree.map(lambda column: column[rows], tree), mine, rows)
+
+            def put(column: Array, old: Array, new: Array) -> Array:
+                return column.at[rows].set(jnp.where(jnp.expand_dims(mine.descends, range(1, new.ndim)), new, old))
+
+            return jax.tree.map(put, places, mine, after)
+
+        start = jax.vmap(lambda tree: _root(tree, depth))(tree)
+        return jax.lax.while_loop(lambda places: jnp.any(places.descends), turn, start)
+
+    # Groups of at most eight rows: no group, and no draw, spans devices.
+    size = math.gcd(len(index) // row_groups, 8)
+    split = lambda column: column.reshape(-1, size, *column.shape[1:])  # noqa: E731
+    grouped = jax.tree.map(split, (tree._replace(draft_log_probs=None), logits, keys, index))
+    places = jax.vmap(together)(*grouped)
+    return _outcome(jax.tree.map(lambda column: column.reshape(-1, *column.shape[2:]), places))
 
 
 def follow(tree: DraftTree, choices: Int[Array, "B N1"], depth: int) -> Acceptance:
@@ -75,17 +101,40 @@ def walk(tree: DraftTree, choose: Callable[[Array, Array], Array], depth: int) -
     Tokens are drawn for visited nodes only. Rows with the same text (lookahead's window and an n-gram may coincide) are
     walked together; the path has the first of them.
     """
+    visit = lambda place: _visit(tree, place, choose, depth)  # noqa: E731
+    return _outcome(jax.lax.while_loop(lambda place: place.descends, visit, _root(tree, depth)))
+
+
+class Place(NamedTuple):
+    """Holds how far the walk of a row has come.
+
+    Attributes:
+      step: nodes below the root on the path. nodes: [T], those that the walk visits next, all of the same text.
+      path: as in `Acceptance`. token: the target's, after the last visited node. descends: whether the walk goes on.
+    """
+
+    step: Int[Array, "*b"]
+    nodes: Bool[Array, "*b T"]
+    path: Int[Array, "*b D1"]
+    token: Int[Array, "*b"]
+    descends: Bool[Array, "*b"]
+
+
+def _root(tree: DraftTree, depth: int) -> Place:
     zero = jnp.int32(0)
+    first = jnp.arange(tree.tokens.shape[0]) == 0
+    return Place(zero, first, jnp.zeros((depth + 1,), jnp.int32), zero, jnp.bool_(True))
 
-    def visit(carry: Any) -> Any:
-        step, nodes, path, _, _ = carry
-        node = jnp.argmax(nodes).astype(jnp.int32)
-        path = jnp.where(jnp.arange(depth + 1) >= step, node, path)
-        token = choose(node, step)
-        below = children_with(tree.tokens, tree.parents, nodes, token)
-        descends = jnp.any(below) & (step < depth)
-        return step + descends.astype(jnp.int32), below, path, token, descends
 
-    carry = (zero, jnp.arange(tree.tokens.shape[0]) == 0, jnp.zeros((depth + 1,), jnp.int32), zero, jnp.bool_(True))
-    count, _, path, token, _ = jax.lax.while_loop(lambda carry: carry[-1], visit, carry)
-    return Acceptance(path, count, token)
+def _visit(tree: DraftTree, place: Place, choose: Callable[[Array, Array], Array], depth: int) -> Place:
+    step = place.step
+    node = jnp.argmax(place.nodes).astype(jnp.int32)
+    path = jnp.where(jnp.arange(depth + 1) >= step, node, place.path)
+    token = choose(node, step)
+    below = children_with(tree.tokens, tree.parents, place.nodes, token)
+    descends = jnp.any(below) & (step < depth)
+    return Place(step + descends.astype(jnp.int32), below, path, token, descends)
+
+
+def _outcome(place: Place) -> Acceptance:
+    return Acceptance(place.path, place.step, place.token)

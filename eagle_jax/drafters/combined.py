@@ -93,6 +93,7 @@ def combined_drafter(tree: Drafter, chain: Drafter) -> Drafter:
         init, draft, update, tree.taps, max(tree.depth, chain.depth), tree.num_nodes + chain.num_nodes,
         reads_choices=tree.reads_choices, rewind=rewind,
         with_level_cost=None if cheaper is None else lambda *limit: combined_drafter(cheaper(*limit), chain),
+        level_nodes=tree.num_nodes if tree.level_nodes is None else tree.level_nodes,
     )  # fmt: skip
 
 

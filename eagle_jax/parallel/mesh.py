@@ -316,7 +316,7 @@ def shard_target(fn: TargetFn, mesh: Mesh) -> TargetFn:
     def init_cache(batch: int, slots: int) -> KVCache:
         return place_cache(fn.init_cache(batch, slots), mesh)
 
-    return TargetFn(forward, logits, fn.embed, init_cache, fn.windows)
+    return TargetFn(forward, logits, fn.embed, init_cache, fn.windows, row_groups(mesh))
 
 
 @functools.lru_cache(maxsize=256)

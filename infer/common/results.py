@@ -164,6 +164,7 @@ class Costs(msgspec.Struct):
     rows: tuple[int, ...]
     passes: tuple[float, ...]
     level: float
+    token: float = 0.0
 
 
 class Result(File, tag="eagle_jax.bench/4"):

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Int
 
 import eagle_jax
 from eagle_jax.config import TreeConfig
@@ -29,11 +30,10 @@ from eagle_jax.core import (
     Params,
     RowRandomness,
     Verified,
-    ancestor_mask,
+    deterministic,
     empty_tree,
-    node_depths,
 )
-from eagle_jax.core.loop import step
+from eagle_jax.core.loop import drafted_levels, step
 from eagle_jax.core.prompts import prefill
 from eagle_jax.drafters import vanilla_drafter
 from eagle_jax.evaluate import depths_and_ranks
@@ -54,6 +54,8 @@ ENOUGH = 15.0
 """Seconds over which costs are measured at least: the least of many times is that of an idle machine."""
 TURNS = 4
 """Cycles in one compiled loop."""
+DRAW = "a draw"
+"""Name of the call that draws a token for every row."""
 RECORDED = 16
 """Maximum replies recorded at a time."""
 
@@ -66,11 +68,13 @@ class Costs(NamedTuple):
       passes: seconds of a cycle without drafting.
       drafts: of a method, for some top_k and numbers of drafted levels: (levels, top_k, seconds), for drafting and
         updating its state.
+      draw: seconds in which the target draws a token for every row; 0 at temperature 0.
     """
 
     rows: list[int]
     passes: list[float]
     drafts: dict[str, list[tuple[float, int, float]]]
+    draw: float = 0.0
 
     def at_rows(self, rows: int) -> float:
         """Returns the seconds of a cycle that verifies `rows` rows, without drafting."""
@@ -90,7 +94,7 @@ class Costs(NamedTuple):
         drafting = self.cycle(method, tree) - self.at_rows(most)
         return CycleCost(
             sizes, tuple(round(self.at_rows(rows) / plain, 3) for rows in sizes),
-            round(drafting / tree.depth / plain, 4),
+            round(drafting / tree.depth / plain, 4), round(self.draw / plain, 4),
         )  # fmt: skip
 
 
@@ -118,16 +122,17 @@ def measure_costs(
     calls: dict[Any, Callable[[], Any]] = passes_of(target, rows, prompts, setting)
     ends = {(method, tree): trees[tree] for method, trees in drafters.items() for tree in extremes(trees)}
     calls |= {name: drafting_of(target, drafter, prompts, setting) for name, drafter in ends.items()}
+    calls |= {DRAW: draws_of(target, prompts, setting)} if setting.temperature else {}
     levels = {}
     for number, (name, call) in enumerate(calls.items(), 1):
         what = f"drafts of {name[0]}, {tree_words(name[1])}" if name in ends else f"a target pass of {name} rows"
-        show_progress(f"costs: compiling {number} of {len(calls)}, {what}")
+        show_progress(f"costs: compiling {number} of {len(calls)}, {name if name == DRAW else what}")
         found = call()
         if name in ends:
             levels[name] = float(found.levels) / TURNS
     show_progress(f"costs: measuring, {repeats} repetitions or more")
     seconds = {name: min(values) / TURNS for name, values in time_repetitions(calls, repeats, enough=ENOUGH).items()}
-    costs = Costs(rows, [seconds[width] for width in rows], {method: [] for method in drafters})
+    costs = Costs(rows, [seconds[width] for width in rows], {method: [] for method in drafters}, seconds.get(DRAW, 0.0))
     for method, tree in ends:
         drafting = max(seconds[method, tree] - seconds[1], 0.0)
         costs.drafts[method].append((levels[method, tree], tree.top_k, drafting))
@@ -170,6 +175,21 @@ def passes_of(
     return {width: repeated(width) for width in widths}
 
 
+def draws_of(target: eagle_jax.Target, prompts: Sequence[Prompt], setting: Setting) -> Callable[[], Int[Array, " B"]]:
+    """Returns a call that draws `TURNS` times a token for every row, as a walk down a tree does."""
+    (_, _, sampling, engine, _), state = blank_state(target, prompts, setting)
+    groups = engine.target.row_groups
+    logits = jnp.zeros((len(prompts), 1, target.config.vocab_size), jnp.float32)
+    tree = empty_tree(state.root)
+
+    def draw(params: Params, index: jax.Array) -> jax.Array:
+        # At a depth of 1, since rows take turns in a tree.
+        found = deterministic(tree, params["logits"], state.keys, index, sampling, 1, groups)
+        return index + 1 + (found.next_token < 0)  # the next turn depends on this one
+
+    return Part(draw, {"logits": logits}, state.num_tokens).repeat(TURNS)
+
+
 class Drafting(NamedTuple):
     """Holds the carry of `drafting_of`: states of target and drafter, and the levels that were drafted so far."""
 
@@ -196,7 +216,7 @@ def drafting_of(
         state, _ = step(params, carry.target, sampling, plain.engine)
         randomness = RowRandomness(batch.keys, batch.lengths)
         tree, own = method.draft(params, carry.drafter, state.root, randomness, sampling)
-        levels = jnp.max(node_depths(ancestor_mask(tree.parents, method.depth)))
+        levels = drafted_levels(method, tree)
         path = tree.tokens[:, : method.depth + 1]
         features = jnp.broadcast_to(state.root[:, None, None].astype(target.dtype), shape)  # no constant of the loop
         verified = Verified(path, path, features, batch.lengths, jnp.ones_like(state.root))

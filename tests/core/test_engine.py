@@ -190,7 +190,7 @@ def random_tree(rng, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("law", "tree"), itertools.product(("cut", "sampled"), ("chain4", "static")))
+@pytest.mark.parametrize(("law", "tree"), list(itertools.product(("cut", "sampled"), ("chain4", "static"))))
 def test_a_drafter_that_knows_the_targets_law_has_every_draw(law, tree):
     """Ranking by "draw" accepts the whole path in every cycle; ranking by "law" does not."""
     params, shares = parameters(TABLE, likeness=1.0), {}

@@ -3,10 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from eagle_jax.core.sampling import make_sampling
+from eagle_jax.core.sampling import draw, make_sampling
 from eagle_jax.core.tree import ancestor_mask, by_score, node_depths
 from eagle_jax.core.types import PADDING, ROOT, DraftTree
 from eagle_jax.core.verify import deterministic, walk
@@ -81,6 +82,30 @@ def test_rows_that_stand_for_the_same_text_are_walked_together(parents, data):
     walked = walk(jax.tree.map(lambda rows: rows[0], tree), lambda node, step: jnp.asarray(choices)[node], 11)
     jax.tree.map(np.testing.assert_array_equal, jax.tree.map(lambda rows: rows[0], result), walked)
     assert int(result.next_token[0]) == after[wanted]
+
+
+@pytest.mark.parametrize(("rows", "row_groups"), [(3, 1), (4, 1), (8, 1), (8, 4), (16, 1), (24, 2)])
+def test_every_row_of_a_batch_walks_as_alone(rows, row_groups):
+    """Rows of a group take turns, and go down at different depths; a third of them starts with a wrong token."""
+    nodes, words, depth = 6, 12, 5
+    sampling, random = make_sampling(0.7), np.random.default_rng(rows)
+    logits = jnp.asarray(random.normal(size=(rows, nodes, words)).astype(np.float32))
+    keys, index = jax.random.split(jax.random.key(1), rows), jnp.arange(rows) * 3
+    drawn = jax.vmap(jax.vmap(lambda row, key, at: draw(row, key, at, sampling), (0, None, 0)))(
+        logits, keys, index[:, None] + jnp.arange(nodes)[None]
+    )
+    right = random.integers(0, depth + 1, size=rows) * (random.random(rows) > 1 / 3)
+    tokens = jnp.pad(drawn[:, :-1], ((0, 0), (1, 0))) + (jnp.arange(nodes)[None] > right[:, None])
+    parents = jnp.tile(jnp.array([ROOT, *range(nodes - 1)]), (rows, 1))
+    tree = DraftTree(tokens, parents, jnp.zeros((rows, nodes)))
+    run = jax.jit(deterministic, static_argnums=(5, 6))
+    found = jax.tree.map(np.asarray, run(tree, logits, keys, index, sampling, depth, row_groups))
+    np.testing.assert_array_equal(found.count, right)
+    for row in range(rows):
+        one = jax.tree.map(lambda column, row=row: column[row], tree)
+        choose = lambda node, step, row=row: draw(logits[row, node], keys[row], index[row] + step, sampling)  # noqa: E731
+        alone = jax.jit(lambda one=one, choose=choose: walk(one, choose, depth))()
+        jax.tree.map(np.testing.assert_array_equal, jax.tree.map(lambda column, row=row: column[row], found), alone)
 
 
 @given(random_trees(), st.data())

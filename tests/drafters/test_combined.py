@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import eagle_jax
 from eagle_jax.config import ConfigError, TreeConfig
 from eagle_jax.core import PADDING, ROOT, CycleCost, DraftTree, Engine, Sizes, deterministic, make_sampling
+from eagle_jax.core.loop import drafted_levels
 from eagle_jax.drafters import combined_drafter, lookahead_drafter, prompt_lookup_drafter
 from eagle_jax.drafters.combined import add_chain
 from eagle_jax.parallel import make_mesh
@@ -128,7 +129,16 @@ def test_a_ladder_verifies_part_of_a_combined_tree():
     assert out.tokens == eagle_jax.generate(target, None, prompts, max_new_tokens=32, eos_ids=()).tokens
     assert out.accepted[:, 1:].sum() > 0
     assert both.drafter.with_level_cost is not None
-    assert both.plain.with_level_cost(0.5, jnp.ones(2, bool)).num_nodes == rows - 1
+    cheaper = both.plain.with_level_cost(0.5, jnp.ones(2, bool))
+    assert cheaper.num_nodes == rows - 1 and cheaper.level_nodes == both.base.drafter.num_nodes
+
+
+def test_a_chain_beside_a_tree_is_no_level():
+    """The root, two levels of one node each, and a chain of three more nodes below the second."""
+    tree = DraftTree(jnp.zeros((1, 6), jnp.int32), jnp.array([[-1, 0, 1, 2, 3, 4]]), jnp.zeros((1, 6)))
+    drafter = DRAFTERS["combined-dynamic"](tiny_target()).plain._replace(depth=5)
+    assert int(drafted_levels(drafter._replace(level_nodes=2), tree)) == 2
+    assert int(drafted_levels(drafter._replace(level_nodes=None), tree)) == 5
 
 
 def test_with_tree_changes_the_tree_and_keeps_the_chain():

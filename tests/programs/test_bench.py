@@ -72,7 +72,7 @@ def test_a_tree_is_measured_with_its_costs_too(quick, monkeypatch):
     assert fixed["identical"] == chosen["identical"] == chosen["replies"]
     (cost,) = report["costs"]
     assert (cost["label"], cost["temperature"], cost["batch"]) == (label, 0, 1)
-    assert used == {None, CycleCost(cost["rows"], cost["passes"], cost["level"])}
+    assert used == {None, CycleCost(cost["rows"], cost["passes"], cost["level"], cost["token"])}
     assert cost["rows"] == (1, 4) and cost["passes"][0] == 1 and cost["level"] > 0
 
 

@@ -66,6 +66,7 @@ def test_costs_between_what_was_measured():
     assert costs.cycle("one", TreeConfig.chain(4)) == pytest.approx(4.5 + 0.2)
     assert costs.cycle("noise", TreeConfig.chain(4)) == 4.5  # drafting never costs less than nothing
     assert costs.parts("a", TreeConfig(3, 2, 5)) == CycleCost((1, 4, 6), (1.0, 4.0, 5.0), 0.2)
+    assert costs._replace(draw=0.3).parts("a", TreeConfig(3, 2, 5)).token == 0.3
 
 
 def test_the_grid_holds_only_trees_that_can_be():

@@ -60,9 +60,9 @@ def test_text_does_not_depend_on_the_sizes_of_trees(name, temperature, monkeypat
     """Every cycle takes the next size, so that all follow one another."""
     sizes, choose = [], adaptive.choose
 
-    def in_turns(payoff, state, tree, drafting, rungs, refilled):
+    def in_turns(payoff, state, tree, drafting, rungs, refilled, token):
         sizes.append([rows for rows, _ in rungs])
-        choice = choose(payoff, state, tree, drafting, rungs, refilled)
+        choice = choose(payoff, state, tree, drafting, rungs, refilled, token)
         return choice._replace(rung=jnp.max(state.cycles) % len(rungs))
 
     monkeypatch.setattr(adaptive, "choose", in_turns)
@@ -165,12 +165,12 @@ def test_drafts_that_do_not_pay_cost_two_percent(promise):
         payoff = adaptive.repay(payoff, payoff.wait)
 
 
-@pytest.mark.parametrize(("budget", "worth", "failures"), [(40, 1.2, 1), (40, 1.5, 2), (40, 3.0, 3), (200, 1.0, 3)])
+@pytest.mark.parametrize(("budget", "worth", "failures"), [(40, 1.0, 1), (40, 1.2, 2), (40, 3.0, 3), (200, 1.0, 3)])
 def test_doubtful_drafts_of_short_replies_stop_sooner(budget, worth, failures):
     """2% of 40 tokens are 0.8 plain steps, which one cycle that costs 2 and emits 1 exceeds; three exceed 2.5.
 
-    At a worth of 1.5, expected and seen are (8 * 1.5 + 1) / (8 + 2) = 1.3 and (8 * 1.5 + 1.94) / (8 + 3.88) = 1.17
-    tokens per plain step: a quarter of the way from 1.1 to 1.4, and so is the loss that ends the drafts.
+    At a worth of 1.2, expected and seen are (8 * 1.2 + 1) / (8 + 2) = 1.06 and (8 * 1.2 + 1.94) / (8 + 3.88) = 0.97
+    tokens per plain step: 0.37 and 0.07 of the way from 0.95 to 1.25, and so is the loss that ends the drafts.
     """
     state = prefill(*request_of(tiny_target(), None, PROMPTS[:1], max_new_tokens=budget))
     payoff, cycles = adaptive.start(), 0
@@ -233,6 +233,22 @@ def test_the_size_with_the_most_tokens_per_cost_is_chosen():
     assert chosen[:8] == [1] * 8 and 0 in chosen
 
 
+def test_an_accepted_token_costs_its_draw():
+    """By hand: of two nodes 0.75 tokens are expected, and both are accepted."""
+    state = prefill(*request_of(tiny_target(), None, PROMPTS[:1]))
+    tree = DraftTree(jnp.zeros((1, 3), jnp.int32), jnp.array([[-1, 0, 1]]), jnp.log(jnp.array([[1, 0.5, 0.25]])))
+    rungs = ((1, 1.0), (3, 1.4))
+    for token, worth, rung in ((0.0, 1.75 / 1.4, 1), (0.4, 1.75 / 1.7, 1), (0.5, 1.0, 0)):
+        choice = adaptive.choose(adaptive.start(), state, tree, 0.0, rungs, token=token)
+        assert int(choice.rung) == rung
+        assert float(choice.worth) == pytest.approx(worth)
+        cost = float(choice.cost)
+        assert cost == pytest.approx(rungs[rung][1])  # what is accepted is not known before
+        payoff = adaptive.judge(adaptive.start(), state, info_of([3]), choice, token=token)
+        assert float(payoff.balance) == pytest.approx(min(3 - cost - 2 * token, adaptive.SLACK))
+        assert float(payoff.spent) == pytest.approx(cost + 2 * token)
+
+
 def test_the_slowest_of_equal_rows_gains_less_than_the_mean():
     """By hand: 73.1 cycles of 1.75 tokens for 128 tokens, of which the slowest of four rows loses 1.05 deviations."""
     state = prefill(*request_of(tiny_target(), None, [PROMPTS[0]] * 4, max_new_tokens=129))
@@ -263,11 +279,13 @@ def test_drafting_stops_where_a_level_is_not_worth_its_cost():
     options = {"max_new_tokens": 64, "eos_ids": ()}
     plain = eagle_jax.generate(target, None, PROMPTS, **options)
     longest = []
-    for level in (0.0, 1.1):  # a frontier's probability is at most 1; the pass is so cheap that the first level pays
-        out = eagle_jax.generate(target, head, PROMPTS, cycle_cost=CycleCost((1, 13), (1.0, 0.1), level), **options)
+    # A frontier's probability is at most 1; the pass is so cheap that the first level pays.
+    for level, token in ((0.0, 0.0), (1.1, 0.0), (0.05, 0.99)):
+        cost = CycleCost((1, 13), (1.0, 0.1), level, token)
+        out = eagle_jax.generate(target, head, PROMPTS, cycle_cost=cost, **options)
         assert out.tokens == plain.tokens
         longest.append(int(np.flatnonzero(out.accepted.sum(0)).max()))
-    assert longest[0] > 1 and longest[1] == 1
+    assert longest[0] > 1 and longest[1] == longest[2] == 1
 
 
 def test_a_head_that_promised_too_much_drafts_fewer_levels():
@@ -336,13 +354,14 @@ def test_a_bad_cost_is_an_error(cost, message):
 
 
 @pytest.mark.parametrize(
-    ("rows", "passes", "level"),
-    [((4, 1, 13), (1.0, 2.0, 3.0), 0.0), ((0, 1), (1.0, 2.0), 0.0), ((), (), 0.0), ((1, 13), (1.0,), 0.0),
-     ((1, 13), (1.0, 0.0), 0.0), ((1, 13), (1.0, float("nan")), 0.0), ((1, 13), (1.0, 2.0), -1.0)],
+    "given",
+    [((4, 1, 13), (1.0, 2.0, 3.0)), ((0, 1), (1.0, 2.0)), ((), ()), ((1, 13), (1.0,)), ((1, 13), (1.0, 0.0)),
+     ((1, 13), (1.0, float("nan"))), ((1, 13), (1.0, 2.0), -1.0), ((1, 13), (1.0, 2.0), 0.0, -1.0),
+     ((1, 13), (1.0, 2.0), 0.0, float("inf"))],
 )  # fmt: skip
-def test_bad_costs_are_an_error(rows, passes, level):
+def test_bad_costs_are_an_error(given):
     with pytest.raises(ValueError, match=r"CycleCost must have ascending rows of at least 1, .*infer\.cycle"):
-        CycleCost(rows, passes, level)
+        CycleCost(*given)
 
 
 def test_costs_must_reach_the_whole_tree_and_be_a_cycle_cost_in_the_engine():
