@@ -2,6 +2,7 @@
 
 from eagle_jax.core.adaptive import longest_update
 from eagle_jax.core.cache import commit
+from eagle_jax.core.costs import CycleCost, Payoff
 from eagle_jax.core.lanes import Jobs, Replies, RolloutState, advance_rollout, default_room, rollout, start_rollout
 from eagle_jax.core.loop import emitted_log_probs, emitted_tokens, generate, step
 from eagle_jax.core.prompts import extend, prefill, required_slots
@@ -14,7 +15,6 @@ from eagle_jax.core.types import (
     ROOT,
     Acceptance,
     Batch,
-    CycleCost,
     Drafter,
     DraftTree,
     Engine,
@@ -35,9 +35,10 @@ from eagle_jax.core.verify import VerifyFn, deterministic, walk
 
 __all__ = [
     "FINITE", "PADDING", "ROOT", "Acceptance", "Batch", "CycleCost", "DraftTree", "Drafter", "Engine", "GenerateState",
-    "Jobs", "KVCache", "LogProbs", "NewKV", "Params", "Replies", "RolloutState", "RowRandomness", "Sampling", "Sizes",
-    "StepInfo", "TargetFn", "TargetOutput", "Verified", "VerifyFn", "advance_rollout", "ancestor_mask", "commit",
-    "default_room", "deterministic", "emitted_log_probs", "emitted_tokens", "empty_cache", "empty_tree", "extend",
-    "generate", "gumbel", "longest_update", "make_sampling", "node_depths", "noise", "prefill", "process_logits",
-    "required_slots", "rollout", "row_keys", "start_rollout", "step", "threefry_keys", "uniform", "verify_key", "walk",
+    "Jobs", "KVCache", "LogProbs", "NewKV", "Params", "Payoff", "Replies", "RolloutState", "RowRandomness", "Sampling",
+    "Sizes", "StepInfo", "TargetFn", "TargetOutput", "Verified", "VerifyFn", "advance_rollout", "ancestor_mask",
+    "commit", "default_room", "deterministic", "emitted_log_probs", "emitted_tokens", "empty_cache", "empty_tree",
+    "extend", "generate", "gumbel", "longest_update", "make_sampling", "node_depths", "noise", "prefill",
+    "process_logits", "required_slots", "rollout", "row_keys", "start_rollout", "step", "threefry_keys", "uniform",
+    "verify_key", "walk",
 ]  # fmt: skip

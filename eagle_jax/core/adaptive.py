@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
+from eagle_jax.core.costs import Payoff
 from eagle_jax.core.types import (
     Drafter,
     DraftTree,
@@ -47,29 +48,10 @@ MEMORY = 16
 """Cycles, about so many of which are remembered."""
 PRIOR = 8.0
 """Drafted tokens, and plain steps, for which scores are trusted before any was verified."""
+CREDIT = 20.0
+"""Plain steps saved, or lost, that are remembered from call to call."""
 GROWTH, LONGEST = 4, 2048
 """Factor of the plain steps after another failure, and their limit."""
-
-
-class Payoff(NamedTuple):
-    """Holds what the drafts of a run have yielded.
-
-    Attributes:
-      balance: tokens gained less their cost in plain steps, at most `SLACK`; plain steps pay a loss back.
-      gained, spent: tokens that cycles emitted per row, less what the slowest row falls behind, and their cost; recent
-        ones weigh more.
-      hoped, kept: drafted tokens per running row, by the scores of the verified nodes and in truth; recent ones weigh
-        more.
-      wait: plain steps before the next drafted cycle. pause: those after the next failure, at least.
-    """
-
-    balance: Float[Array, ""]
-    gained: Float[Array, ""]
-    spent: Float[Array, ""]
-    hoped: Float[Array, ""]
-    kept: Float[Array, ""]
-    wait: Int[Array, ""]
-    pause: Int[Array, ""]
 
 
 def longest_update(engine: Engine) -> int:
@@ -98,9 +80,17 @@ class Choice(NamedTuple):
 def start() -> Payoff:
     """Returns the payoff of a run before its first cycle."""
     # An array of its own for every field: a caller may donate them.
-    return Payoff(
-        jnp.float32(0), jnp.float32(0), jnp.float32(0), jnp.float32(0), jnp.float32(0), jnp.int32(0), jnp.int32(BURST)
-    )
+    balance, gained, spent, hoped, kept, saved = (jnp.float32(0) for _ in range(6))
+    return Payoff(balance, gained, spent, hoped, kept, saved, jnp.int32(0), jnp.int32(BURST))
+
+
+def resume(payoff: Payoff) -> Payoff:
+    """Returns the payoff at the beginning of a call from that at the end of an earlier one.
+
+    Another text is a new chance: where drafts have saved steps on the whole, plain steps do not go on.
+    """
+    pays = payoff.saved > 0
+    return payoff._replace(wait=jnp.where(pays, 0, payoff.wait), pause=jnp.where(pays, BURST, payoff.pause))
 
 
 def choose(
@@ -163,7 +153,7 @@ def judge(
     pause = jnp.where(fails, longer, jnp.where(balance == SLACK, BURST, payoff.pause))
     return Payoff(
         balance, gained, spent, fade * payoff.hoped + choice.hoped,
-        fade * payoff.kept + kept,
+        fade * payoff.kept + kept, jnp.clip(payoff.saved + gain - cost, -CREDIT, CREDIT),
         jnp.where(fails, jnp.maximum(payoff.pause, repaid), 0), pause,
     )  # fmt: skip
 

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from eagle_jax.core.costs import CycleCost
 from eagle_jax.core.types import (
     Batch,
-    CycleCost,
     Drafter,
     DraftTree,
     Engine,

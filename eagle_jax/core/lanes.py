@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from eagle_jax.core import adaptive
-from eagle_jax.core.adaptive import Payoff
+from eagle_jax.core.costs import Payoff
 from eagle_jax.core.loop import burst, check_cost, drafted_cycle, step
 from eagle_jax.core.prompts import Prefix, begin, empty_caches, empty_features, read, slots_of
 from eagle_jax.core.randomness import threefry_keys
@@ -84,13 +84,14 @@ class RolloutState(NamedTuple):
 
 
 def start_rollout(
-    params: Params, jobs: Jobs, sampling: Sampling, engine: Engine, sizes: Sizes, lanes: int, room: int
-) -> RolloutState:
+    params: Params, jobs: Jobs, sampling: Sampling, engine: Engine, sizes: Sizes, lanes: int, room: int,
+    payoff: Payoff | None = None,
+) -> RolloutState:  # fmt: skip
     """Returns the state of a rollout before its first reply.
 
     Args:
       sizes: `sizes.slots` is the capacity of every lane and row of the room.
-      lanes: B, replies at a time. room: R, prompts that are read together.
+      lanes: B, replies at a time. room: R, prompts that are read together. payoff: as in `generate`.
 
     Raises:
       ValueError: lanes, room or slots are too few, the chunk does not divide P, the numbers of jobs and prompts do not
@@ -125,7 +126,7 @@ def start_rollout(
     return RolloutState(
         running, jnp.full((lanes,), count, jnp.int32), zeros(prefix, room), begun, jnp.zeros((room,), bool),
         jnp.int32(-room), jnp.int32(samples), Replies(**kept, finished=finished), jnp.int32(0),
-        adaptive.start(),
+        adaptive.start() if payoff is None else adaptive.resume(payoff),
     )  # fmt: skip
 
 
@@ -221,18 +222,20 @@ def _pass(params: Params, state: RolloutState, sampling: Sampling, engine: Engin
 
 
 def rollout(
-    params: Params, jobs: Jobs, sampling: Sampling, engine: Engine, sizes: Sizes, lanes: int, room: int | None = None
-) -> RolloutState:
+    params: Params, jobs: Jobs, sampling: Sampling, engine: Engine, sizes: Sizes, lanes: int, room: int | None = None,
+    payoff: Payoff | None = None,
+) -> RolloutState:  # fmt: skip
     """Writes all replies in `lanes` lanes: one program, for use inside `jit`.
 
     Args:
-      room: prompts that are read together; None is a quarter of the lanes.
+      room: prompts that are read together; None is a quarter of the lanes. payoff: as in `generate`.
 
     Raises:
       ValueError: as `start_rollout`.
     """
     count = len(jobs.budget)
-    state = start_rollout(params, jobs, sampling, engine, sizes, lanes, default_room(lanes) if room is None else room)
+    rows = default_room(lanes) if room is None else room
+    state = start_rollout(params, jobs, sampling, engine, sizes, lanes, rows, payoff)
     passes = min(count * (sizes.max_tokens + 1), 2**31 - 1)
     return advance_rollout(params, state, jobs, sampling, engine, sizes, passes)
 

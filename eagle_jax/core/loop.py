@@ -15,9 +15,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.core import adaptive
-from eagle_jax.core.adaptive import Payoff
 from eagle_jax.core.cache import commit
 from eagle_jax.core.checked import draft_checked, update_checked
+from eagle_jax.core.costs import CycleCost, Payoff
 from eagle_jax.core.prompts import append, has_finite_maximum, is_stop, prefill, run_target
 from eagle_jax.core.sampling import log_prob
 from eagle_jax.core.tree import ancestor_mask, by_score, node_depths
@@ -25,7 +25,6 @@ from eagle_jax.core.types import (
     FINITE,
     Acceptance,
     Batch,
-    CycleCost,
     Drafter,
     DraftTree,
     Engine,
@@ -211,11 +210,17 @@ def check_cost(engine: Engine) -> None:
         )
 
 
-def generate(params: Params, batch: Batch, sampling: Sampling, engine: Engine, sizes: Sizes) -> GenerateState:
+def generate(
+    params: Params, batch: Batch, sampling: Sampling, engine: Engine, sizes: Sizes, payoff: Payoff | None = None
+) -> GenerateState:
     """Runs `prefill`, then `step` in a `lax.while_loop` until every row is done: one program.
 
     With `engine.cycle_cost` a cycle verifies as many of the drafted nodes as pay, and plain steps take the place of
     drafted cycles while these do not pay.
+
+    Args:
+      payoff: of the state that an earlier call returned, for the same costs; None knows nothing yet. Read with
+        `engine.cycle_cost` alone.
 
     Returns:
       the last state; `emitted_tokens` and `emitted_log_probs` read it.
@@ -243,7 +248,9 @@ def generate(params: Params, batch: Batch, sampling: Sampling, engine: Engine, s
         carry = jax.lax.while_loop(lambda carry: (carry[0].wait == 0) & running(carry), drafted, carry)
         return jax.lax.while_loop(lambda carry: (carry[0].wait > 0) & running(carry), plain, carry)
 
-    return jax.lax.while_loop(lambda carry: ~jnp.all(carry[1].done), rounds, (adaptive.start(), state))[1]
+    begun = adaptive.start() if payoff is None else adaptive.resume(payoff)
+    after, state = jax.lax.while_loop(lambda carry: ~jnp.all(carry[1].done), rounds, (begun, state))
+    return state._replace(payoff=after)
 
 
 def burst(

@@ -12,16 +12,14 @@ Records of arrays are `NamedTuple`s, hence pytrees. A law is a probability distr
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from eagle_jax.core.costs import CycleCost, Payoff
 from eagle_jax.core.randomness import RowRandomness
 
 Params = Any
@@ -238,6 +236,7 @@ class GenerateState(NamedTuple):
       log_probs: [B, M] float32, of the emitted tokens, under the law that `Engine.log_probs` names; or None.
       features: [B, S, F], the states that `Engine.taps` names, at every position of the cache; entries beyond its
         length are undefined. Or None.
+      payoff: at the end of `generate` with `Engine.cycle_cost`, what drafts have yielded; else None.
     """
 
     cache: KVCache
@@ -255,6 +254,7 @@ class GenerateState(NamedTuple):
     bad_drafts: Int[Array, " B"]
     log_probs: Float[Array, "B M"] | None = None
     features: Float[Array, "B S F"] | None = None
+    payoff: Payoff | None = None
 
 
 class Batch(NamedTuple):
@@ -272,55 +272,6 @@ class Batch(NamedTuple):
     budget: Int[Array, " B"]
     eos_ids: Int[Array, "B E"]
     keys: Key[Array, " B"]
-
-
-@dataclasses.dataclass(frozen=True)
-class CycleCost:
-    """What the parts of a cycle cost, in plain steps of the same batch; hashable.
-
-    Attributes:
-      rows: sizes of verified trees, the root included, ascending; a size between two is interpolated.
-      passes: cost of verifying so many rows per sequence.
-      level: cost of drafting a level, and of its part in updating the drafter.
-      token: cost of one accepted token per row: above temperature 0 the target draws for each of them.
-
-    Raises:
-      ValueError: naming the rule that is broken.
-    """
-
-    rows: tuple[int, ...]
-    passes: tuple[float, ...]
-    level: float = 0.0
-    token: float = 0.0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rows", tuple(map(int, self.rows)))
-        object.__setattr__(self, "passes", tuple(map(float, self.passes)))
-        object.__setattr__(self, "level", float(self.level))
-        object.__setattr__(self, "token", float(self.token))
-        rises = bool(self.rows) and all(a < b for a, b in itertools.pairwise((0, *self.rows)))
-        sound = all(0 < cost < np.inf for cost in self.passes)
-        sound &= all(0 <= cost < np.inf for cost in (self.level, self.token))
-        if not rises or len(self.rows) != len(self.passes) or not sound:
-            raise ValueError(
-                "CycleCost must have ascending rows of at least 1, as many positive passes, a level and a token of at "
-                f"least 0, got rows {self.rows}, passes {self.passes}, level {self.level}, token {self.token}. Pass "
-                "what infer.cycle measures."
-            )
-
-    def rungs(self, most: int, all_sizes: bool = True) -> tuple[tuple[int, float], ...]:
-        """Returns sizes, and the costs of their passes, up to a tree of `most` rows; or this one alone.
-
-        Raises:
-          ValueError: the costs do not reach so many rows.
-        """
-        if self.rows[-1] < most:
-            raise ValueError(
-                f"CycleCost must reach the {most} rows of this tree (its nodes and the root), got rows up to "
-                f"{self.rows[-1]}. Give the cost of a pass of so many rows."
-            )
-        smaller = [(rows, cost) for rows, cost in zip(self.rows, self.passes, strict=True) if rows < most and all_sizes]
-        return *smaller, (most, float(np.interp(most, self.rows, self.passes)))
 
 
 class Engine(NamedTuple):

@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Int
 
 from eagle_jax.checkpoints.memory import leaves_by_path, tunix_config, tunix_names
 from eagle_jax.config import ConfigError, check_integer
-from eagle_jax.core import CycleCost, Params, TargetFn
+from eagle_jax.core import CycleCost, Params, Payoff, TargetFn
 from eagle_jax.models.quantised import activation_dtype
 from eagle_jax.parallel import make_mesh, row_groups
 from eagle_jax.runtime.drafters import BoundDrafter, DraftHead, PromptLookup, WithLookup
@@ -124,6 +124,7 @@ class EagleRollout(BaseRollout):
         adapted = isinstance(tokenizer, TokenizerAdapter)
         self._tokenizer = tokenizer if adapted else TokenizerAdapter(tokenizer)
         self._lanes, self._cycle_cost, self._calls = lanes, cycle_cost, 0
+        self._payoff: Payoff | None = None
         self._history, self._samples = history, collections.deque[tuple[list[int], list[int]]]()
         self._tx, self._updates, self._micro, self._tau = head_optimizer, head_updates, head_micro, float("nan")
         self._learner: HeadTrainState | None = None
@@ -190,6 +191,7 @@ class EagleRollout(BaseRollout):
             ids[::samples],
             lanes=self._lanes,
             cycle_cost=self._cycle_cost,
+            payoff=self._payoff,
             samples_per_prompt=samples,
             max_new_tokens=rollout_config.max_tokens_to_generate,
             temperature=rollout_config.temperature,
@@ -202,7 +204,7 @@ class EagleRollout(BaseRollout):
         )
         if found.interrupted:  # tunix would go on, and train on replies that were not written
             raise KeyboardInterrupt
-        self._tau = found.tau
+        self._tau, self._payoff = found.tau, found.payoff
         self._follow(ids, found, rollout_config.max_tokens_to_generate)
         lengths = [len(row) - (row[-1] in stops) for row in found.tokens]
         tokens = [np.asarray(row[:length], np.int32) for row, length in zip(found.tokens, lengths, strict=True)]

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from eagle_jax import core
-from eagle_jax.core import CycleCost, Engine, GenerateState, LogProbs
+from eagle_jax.core import CycleCost, Engine, GenerateState, LogProbs, Payoff, adaptive
 from eagle_jax.drafters import vanilla_drafter
 from eagle_jax.parallel import to_host
 from eagle_jax.runtime.drafters import BoundDrafter
@@ -45,6 +45,7 @@ class GenerateOutput:
       features: per prompt the hidden states of `taps=`, side by side, [n, F] in the target's dtype; None without. Row p
         belongs to token p of prompt and reply together. The last token has none: the target did not read it, so n is
         their length - 1.
+      payoff: what drafts have yielded, for `payoff=` of the next call; None without `cycle_cost=`.
     """
 
     tokens: list[list[int]]
@@ -52,6 +53,7 @@ class GenerateOutput:
     accepted: np.ndarray
     log_probs: list[np.ndarray] | None = None
     features: list[np.ndarray] | None = None
+    payoff: Payoff | None = None
 
     @property
     def tau(self) -> float:
@@ -107,6 +109,7 @@ def generate(
     *,
     profile: Profile | str | os.PathLike[str] | None = None,
     cycle_cost: float | CycleCost | None = None,
+    payoff: Payoff | None = None,
     taps: Sequence[int] | None = None,
     **options: Unpack[Options],
 ) -> GenerateOutput:
@@ -121,6 +124,8 @@ def generate(
         `tau` counts them as cycles. With the costs of its parts, a `CycleCost`, a cycle drafts and verifies only as
         many nodes as pay: the program has a pass for each of the sizes. None drafts always, and all nodes; with "auto"
         it is the profile's.
+      payoff: `payoff` of an earlier result with the same costs. Then the choice begins with what drafts have yielded
+        so far, and what tries may cost counts over all calls; None knows nothing yet.
       profile: for "auto", the result of `load_profile` or a path; the file is read again only when it changes.
       taps: hidden states of the target to return for every token that it read, 0 to its number of layers, as in
         `HeadConfig.taps`. The last number is the state after the final norm. They are computed anyway; None keeps none.
@@ -138,7 +143,7 @@ def generate(
     if taps is not None:  # no option of `request_of`: a stream keeps none
         request = with_taps(request, taps, target.config)
         check_fits(request)
-    return run_request(request)
+    return run_request(request, checked_payoff(payoff, cycle_cost, drafter))
 
 
 def stream(
@@ -290,22 +295,45 @@ def _chosen(
     return bound_profile(profile, target).choose(lanes or len(rows), float(temperature), longest)
 
 
-def run_request(request: Request) -> GenerateOutput:
-    """Runs the program of `generate` and reads its result.
+def checked_payoff(payoff: Payoff | None, cost: float | CycleCost | None, drafter: Any) -> Payoff | None:
+    """Returns the payoff of an earlier call.
+
+    Raises:
+      ValueError: it is none, or no costs are given, nor a profile that may have some.
+    """
+    if payoff is None:
+        return None
+    if not isinstance(payoff, Payoff):
+        raise ValueError(f"payoff must be that of an earlier output, got {payoff!r:.40}. Pass out.payoff.")
+    if cost is None and not isinstance(drafter, str):
+        raise ValueError("payoff must come with cycle_cost, got none. Pass the cycle_cost of the earlier call.")
+    return payoff
+
+
+def run_request(request: Request, payoff: Payoff | None = None) -> GenerateOutput:
+    """Runs the program of `generate` and reads its result; without costs the payoff is returned as it is.
 
     Raises:
       NotFiniteError, MemoryError: as `generate`.
     """
     with memory_errors(request):
-        state = generate_program(*request)
+        state = generate_program(*request, begun_payoff(request.engine, payoff))
         results = (state.tokens, state.num_tokens, state.cycles, state.accepted, state.log_probs, state.features)
-        found = to_host((*results, request.batch.lengths, state.not_finite, state.bad_drafts))
-    tokens, counts, cycles, accepted, log_probs, features, lengths, *faults = found
+        found = to_host((*results, state.payoff, request.batch.lengths, state.not_finite, state.bad_drafts))
+    tokens, counts, cycles, accepted, log_probs, features, after, lengths, *faults = found
     texts = [row[:count].tolist() for row, count in zip(tokens, counts, strict=True)]
     read = lengths + np.maximum(counts - 1, 0)
-    output = GenerateOutput(texts, cycles, accepted, cut_rows(log_probs, counts), cut_rows(features, read))
+    kept = cut_rows(log_probs, counts), cut_rows(features, read)
+    output = GenerateOutput(texts, cycles, accepted, *kept, payoff if after is None else after)
     check_finite(*faults, output=output)
     return output
+
+
+def begun_payoff(engine: Engine, payoff: Payoff | None) -> Payoff | None:
+    """Returns the argument of a program: a first call and later ones share it."""
+    if engine.cycle_cost is None:
+        return None
+    return to_host(adaptive.start()) if payoff is None else payoff
 
 
 def cut_rows(rows: np.ndarray | None, counts: np.ndarray) -> list[np.ndarray] | None:

@@ -12,11 +12,20 @@ import numpy as np
 
 from eagle_jax import core
 from eagle_jax.config import check_integer
-from eagle_jax.core import CycleCost, Jobs, Replies, default_room
+from eagle_jax.core import CycleCost, Jobs, Payoff, Replies, default_room
 from eagle_jax.parallel import row_groups, to_host
 from eagle_jax.runtime.drafters import BoundDrafter
 from eagle_jax.runtime.errors import check_finite, check_fits, memory_errors
-from eagle_jax.runtime.generation import STATIC, GenerateOutput, Options, check_names, cut_rows, request_of
+from eagle_jax.runtime.generation import (
+    STATIC,
+    GenerateOutput,
+    Options,
+    begun_payoff,
+    check_names,
+    checked_payoff,
+    cut_rows,
+    request_of,
+)
 from eagle_jax.runtime.interrupts import kept_interrupt
 from eagle_jax.runtime.profile import Profile
 from eagle_jax.runtime.request import bucket, keys_of, round_up, with_taps
@@ -54,6 +63,7 @@ def rollout(
     room: int | None = None,
     profile: Profile | str | os.PathLike[str] | None = None,
     cycle_cost: float | CycleCost | None = None,
+    payoff: Payoff | None = None,
     taps: Sequence[int] | None = None,
     **options: Unpack[Options],
 ) -> RolloutOutput:
@@ -74,8 +84,8 @@ def rollout(
       lanes: replies at a time.
       samples_per_prompt: replies to every prompt, which is read once.
       room: prompts that are read together; None is a quarter of the lanes.
-      profile, cycle_cost: as in `generate`. While drafts do not pay, an eighth of the lanes may wait for a next prompt
-        for up to 32 passes.
+      profile, cycle_cost, payoff: as in `generate`. While drafts do not pay, an eighth of the lanes may wait for a next
+        prompt for up to 32 passes.
       taps: hidden states to return for every token that the target read, as in `generate`.
       options: as in `generate`: `max_new_tokens` and `eos_ids` are one for all or one per prompt, `key` is one key, or
         one per reply.
@@ -94,6 +104,7 @@ def rollout(
         target, drafter, prompts, profile, cycle_cost=cycle_cost, fits=False, lanes=min(lanes, replies_given),
         **placeholder,
     )  # fmt: skip
+    payoff = checked_payoff(payoff, cycle_cost, drafter)
     request = with_taps(request, taps, target.config)
     params, batch, sampling, engine, sizes = request
     count, samples = len(batch.lengths), samples_per_prompt
@@ -115,19 +126,23 @@ def rollout(
     jobs = Jobs(batch.prompts[padded], jax.numpy.asarray(lengths), batch.budget[every], batch.eos_ids[every], keys)
     static = {"engine": engine, "sizes": sizes}
     with memory_errors(held, replies):
-        state = start_program(params, jobs, sampling, **static, lanes=lanes, room=room)
+        begun = begun_payoff(engine, payoff)
+        state = start_program(params, jobs, sampling, **static, lanes=lanes, room=room, payoff=begun)
         with kept_interrupt() as pressed:
             while not pressed() and not to_host(state.replies.finished).all():
                 state = advance_program(params, state, jobs, sampling, **static, cycles=PASSES)
-            found, passes = to_host((state.replies, state.passes))
+            found, passes, after = to_host((state.replies, state.passes, state.payoff))
             interrupted = pressed()
     if interrupted and not found.finished[: count * samples].any():
         raise KeyboardInterrupt
     prompt_tokens = np.repeat(np.asarray(batch.lengths), samples)
-    return _output(found, int(passes), np.argsort(reply[: count * samples]), prompt_tokens, interrupted)
+    after = payoff if begun is None else after
+    return _output(found, int(passes), np.argsort(reply[: count * samples]), prompt_tokens, interrupted, after)
 
 
-def _output(replies: Any, passes: int, rows: np.ndarray, prompt_tokens: np.ndarray, interrupted: bool) -> RolloutOutput:
+def _output(
+    replies: Any, passes: int, rows: np.ndarray, prompt_tokens: np.ndarray, interrupted: bool, payoff: Payoff | None
+) -> RolloutOutput:
     """Returns the result of `Replies` on the host; row r of it is job `rows[r]`."""
     parts: Any = (None if part is None else part[rows] for part in replies)
     found: Any = Replies(*parts)
@@ -136,7 +151,8 @@ def _output(replies: Any, passes: int, rows: np.ndarray, prompt_tokens: np.ndarr
     read = np.where(found.finished, prompt_tokens + np.maximum(counts - 1, 0), 0)
     kept = cut_rows(found.log_probs, counts), cut_rows(found.features, read)
     output = RolloutOutput(
-        texts, found.cycles, found.accepted, *kept, finished=found.finished, passes=passes, interrupted=interrupted
-    )
+        texts, found.cycles, found.accepted, *kept, payoff,
+        finished=found.finished, passes=passes, interrupted=interrupted,
+    )  # fmt: skip
     check_finite(found.not_finite, found.bad_drafts, output=output)
     return output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -11,7 +12,7 @@ import jax
 import numpy as np
 
 import eagle_jax
-from eagle_jax.core import CycleCost
+from eagle_jax.core import CycleCost, Payoff
 from eagle_jax.core.types import Params
 from eagle_jax.runtime.generation import request_of, run_request
 from infer.common.results import Cell, Draft, Group, TimedQuestions
@@ -79,15 +80,31 @@ class Method(NamedTuple):
     prefill: Callable[[list[list[int]], jax.Array], Answer]
 
 
+@dataclasses.dataclass
+class Seen:
+    """Holds the prompts that are measured, and the payoff of drafts before and after them.
+
+    All repetitions begin with what was known before: the drafts of these prompts do not count.
+    """
+
+    prompts: list[list[int]] | None = None
+    before: Payoff | None = None
+    after: Payoff | None = None
+
+
 def engine(
     target: eagle_jax.Target, drafter: eagle_jax.BoundDrafter | None, max_new_tokens: int, temperature: float,
     cost: CycleCost | None = None,
 ) -> Method:  # fmt: skip
-    """Wraps this library's `generate`; `cost` is its `cycle_cost`."""
+    """Wraps this library's `generate`; `cost` is its `cycle_cost`, and drafts of earlier prompts pay off for later."""
+    seen = Seen()
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "cycle_cost": cost}
 
     def answer(prompts: list[list[int]], keys: jax.Array) -> Answer:
-        out = eagle_jax.generate(target, drafter, prompts, key=keys, **options)
+        if prompts is not seen.prompts:
+            seen.prompts, seen.before = prompts, seen.after
+        out = eagle_jax.generate(target, drafter, prompts, key=keys, payoff=seen.before, **options)
+        seen.after = out.payoff
         return Answer(out.tokens, out.cycles.tolist(), out.accepted.tolist())
 
     def prefill(prompts: list[list[int]], keys: jax.Array) -> Answer:

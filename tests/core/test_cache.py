@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_jax.core.cache import commit
-from eagle_jax.core.types import CycleCost, NewKV, empty_cache
+from eagle_jax.core.costs import CycleCost
+from eagle_jax.core.types import NewKV, empty_cache
 from eagle_jax.runtime.generation import generate_program, request_of
 from eagle_jax.runtime.request import with_taps
 from tests import oracles

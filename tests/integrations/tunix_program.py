@@ -184,6 +184,7 @@ def rollout():
             ),
         }
     engine = engines["lookup"]
+    found["payoffs"] = [None if one._payoff is None else float(one._payoff.spent) for one in engines.values()]
     out = generate(
         Target.from_tunix(model, max_position=512), None, [[BOS, 4, 5]], max_new_tokens=24, eos_ids=[EOS, PAD]
     )

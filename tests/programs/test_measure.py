@@ -9,9 +9,12 @@ import time
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
+import eagle_jax
 from eagle_jax.config import TreeConfig
+from eagle_jax.core import CycleCost
 from eagle_jax.data.chat.tokenize import chat_ids
 from eagle_jax.runtime import compilation, generation
 from eagle_jax.runtime.compilation import machine, revision
@@ -33,6 +36,21 @@ def test_the_prefill_compiles_nothing_of_its_own(temperature, drafted):
     assert first.tokens == [tokens[:1] for tokens in whole.tokens]
     assert [len(tokens) for tokens in whole.tokens] == [8, 8]
     assert [sum(row) for row in whole.accepted] == whole.cycles
+
+
+def test_repetitions_begin_with_what_earlier_prompts_have_taught(monkeypatch):
+    given, made = [], iter("abcdefg")
+
+    def generate(*_, payoff, **options):
+        given.append(payoff)
+        return eagle_jax.GenerateOutput([[1]], np.array([1]), np.array([[1]]), payoff=next(made))
+
+    monkeypatch.setattr(eagle_jax, "generate", generate)
+    method = engine(None, None, 8, 0.0, CycleCost((1,), (1.0,)))
+    for prompts in ([[1]], [[2]], [[3]]):
+        for _ in range(2):
+            method.answer(prompts, None)
+    assert given == [None, None, "b", "b", "d", "d"]
 
 
 def test_a_key_depends_on_seed_question_and_turn_alone():

@@ -22,6 +22,7 @@ from eagle_jax.core import (
     required_slots,
 )
 from eagle_jax.parallel import make_mesh
+from eagle_jax.runtime import generation
 from eagle_jax.runtime.generation import request_of
 from tests.models import DRAFTERS, DRAWN, TREES, random_prompts, tiny_head, tiny_target
 
@@ -327,6 +328,53 @@ def test_few_cycles_are_spent_on_drafts_that_do_not_pay():
     saved = int(plain.cycles[0] - out.cycles[0])
     assert 0 < saved <= 6 * head.tree.depth  # three failures at most fit in 300 tokens, each of two cycles or so
     assert (out.accepted[0, 1:] * np.arange(1, head.tree.depth + 1)).sum() == saved
+
+
+def test_calls_continue_what_earlier_ones_have_learnt():
+    """Plain steps that a call has begun end in the next one; in a good time another text is a new chance."""
+    target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
+    options = {"max_new_tokens": 300, "eos_ids": ()}
+    plain = eagle_jax.generate(target, None, PROMPTS[:1], **options)
+    first = eagle_jax.generate(target, head, PROMPTS[:1], cycle_cost=2.6, **options)
+    assert first.payoff.wait > 0 and first.payoff.saved < 0
+    paused = first.payoff._replace(wait=np.int32(400))
+    programs = generation.generate_program._cache_size()
+    second = eagle_jax.generate(target, head, PROMPTS[:1], cycle_cost=2.6, payoff=paused, **options)
+    assert generation.generate_program._cache_size() == programs
+    assert second.tokens == first.tokens == plain.tokens
+    assert second.cycles.tolist() == plain.cycles.tolist() and second.payoff.wait == 400 - 299
+    pays = paused._replace(saved=np.float32(1))
+    third = eagle_jax.generate(target, head, PROMPTS[:1], cycle_cost=2.6, payoff=pays, **options)
+    assert third.tokens == plain.tokens and third.cycles[0] < plain.cycles[0]
+    assert plain.payoff is None
+    assert eagle_jax.generate(target, None, PROMPTS[:1], cycle_cost=2, payoff=pays, **options).payoff is pays
+
+
+def test_a_new_call_is_a_new_chance_where_drafts_have_saved_steps():
+    paused = adaptive.start()._replace(wait=jnp.int32(700), pause=jnp.int32(512), balance=jnp.float32(-1))
+    for saved, wait, pause in ((-0.5, 700, 512), (0.0, 700, 512), (0.5, 0, adaptive.BURST)):
+        begun = adaptive.resume(paused._replace(saved=jnp.float32(saved)))
+        assert (int(begun.wait), int(begun.pause), float(begun.balance)) == (wait, pause, -1)
+
+
+@pytest.mark.parametrize("emitted", [1, 4])
+def test_a_call_remembers_so_many_saved_steps(emitted):
+    """Cycles that cost 2 save 2 plain steps each, or lose 1; plain steps change nothing."""
+    state = prefill(*request_of(tiny_target(), None, PROMPTS[:1], max_new_tokens=128))
+    payoff = adaptive.start()
+    for turn in range(30):
+        payoff = adaptive.judge(payoff, state, info_of([emitted]), adaptive.Choice(0, 2.0, 1.0, 1.5))
+        assert float(payoff.saved) == pytest.approx(min(max((emitted - 2) * (turn + 1), -20), 20))
+        payoff = adaptive.repay(payoff, payoff.wait)
+
+
+def test_a_payoff_is_that_of_an_earlier_output():
+    target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
+    for call in (eagle_jax.generate, eagle_jax.rollout):
+        with pytest.raises(ValueError, match=r"payoff must be that of an earlier output, got 3\. Pass out\.payoff"):
+            call(target, head, PROMPTS, cycle_cost=2, payoff=3)
+        with pytest.raises(ValueError, match="payoff must come with cycle_cost, got none"):
+            call(target, head, PROMPTS, payoff=adaptive.start())
 
 
 @pytest.mark.slow
