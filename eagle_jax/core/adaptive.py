@@ -87,10 +87,15 @@ def start() -> Payoff:
 def resume(payoff: Payoff) -> Payoff:
     """Returns the payoff at the beginning of a call from that at the end of an earlier one.
 
-    Another text is a new chance: where drafts have saved steps on the whole, plain steps do not go on.
+    Another text is a new chance: where drafts have saved steps on the whole, plain steps do not go on, and the loss
+    that led to them is forgiven.
     """
     pays = payoff.saved > 0
-    return payoff._replace(wait=jnp.where(pays, 0, payoff.wait), pause=jnp.where(pays, BURST, payoff.pause))
+    return payoff._replace(
+        balance=jnp.where(pays, jnp.maximum(payoff.balance, 0), payoff.balance),
+        wait=jnp.where(pays, 0, payoff.wait),
+        pause=jnp.where(pays, BURST, payoff.pause),
+    )
 
 
 def choose(

@@ -47,11 +47,10 @@ def deterministic(
         return follow(tree, jnp.argmax(logits, axis=-1).astype(jnp.int32), depth)
 
     def together(tree: DraftTree, logits: Array, keys: Key[Array, " b"], index: Array) -> Place:
-        """Walks some rows, of which few go as deep as the deepest: a quarter at a time, those that descend."""
-        rows_at_once = max(1, len(index) // 4) if depth else len(index)
+        """Walks some rows, of which few go as deep as the deepest: first all, then a quarter of those that descend."""
 
-        def turn(places: Place) -> Place:
-            rows = jnp.argsort(~places.descends, stable=True)[:rows_at_once]
+        def turn(places: Place, count: int) -> Place:
+            rows = jnp.argsort(~places.descends, stable=True)[:count]
 
             def visit(tree: DraftTree, place: Place, row: Array) -> Place:
                 choose = lambda node, step: draw(logits[row, node], keys[row], index[row] + step, sampling)  # noqa: E731
@@ -65,8 +64,10 @@ def deterministic(
 
             return jax.tree.map(put, places, mine, after)
 
-        start = jax.vmap(lambda tree: _root(tree, depth))(tree)
-        return jax.lax.while_loop(lambda places: jnp.any(places.descends), turn, start)
+        places = turn(jax.vmap(lambda tree: _root(tree, depth))(tree), len(index))
+        few = max(1, len(index) // 4)
+        goes_on = lambda places: jnp.any(places.descends)  # noqa: E731
+        return jax.lax.while_loop(goes_on, lambda places: turn(places, few), places) if depth else places
 
     # Groups of at most eight rows: no group, and no draw, spans devices.
     size = math.gcd(len(index) // row_groups, 8)

@@ -124,7 +124,7 @@ class EagleRollout(BaseRollout):
         adapted = isinstance(tokenizer, TokenizerAdapter)
         self._tokenizer = tokenizer if adapted else TokenizerAdapter(tokenizer)
         self._lanes, self._cycle_cost, self._calls = lanes, cycle_cost, 0
-        self._payoff: Payoff | None = None
+        self._payoffs: dict[bool, Payoff | None] = {}  # of sampled and of greedy calls
         self._history, self._samples = history, collections.deque[tuple[list[int], list[int]]]()
         self._tx, self._updates, self._micro, self._tau = head_optimizer, head_updates, head_micro, float("nan")
         self._learner: HeadTrainState | None = None
@@ -191,7 +191,7 @@ class EagleRollout(BaseRollout):
             ids[::samples],
             lanes=self._lanes,
             cycle_cost=self._cycle_cost,
-            payoff=self._payoff,
+            payoff=self._payoffs.get(sampled),
             samples_per_prompt=samples,
             max_new_tokens=rollout_config.max_tokens_to_generate,
             temperature=rollout_config.temperature,
@@ -204,7 +204,9 @@ class EagleRollout(BaseRollout):
         )
         if found.interrupted:  # tunix would go on, and train on replies that were not written
             raise KeyboardInterrupt
-        self._tau, self._payoff = found.tau, found.payoff
+        self._tau = found.tau
+        if not self._history and self._learner is None:  # a drafter that learns is another one in every call
+            self._payoffs[sampled] = found.payoff
         self._follow(ids, found, rollout_config.max_tokens_to_generate)
         lengths = [len(row) - (row[-1] in stops) for row in found.tokens]
         tokens = [np.asarray(row[:length], np.int32) for row, length in zip(found.tokens, lengths, strict=True)]

@@ -45,7 +45,8 @@ class GenerateOutput:
       features: per prompt the hidden states of `taps=`, side by side, [n, F] in the target's dtype; None without. Row p
         belongs to token p of prompt and reply together. The last token has none: the target did not read it, so n is
         their length - 1.
-      payoff: what drafts have yielded, for `payoff=` of the next call; None without `cycle_cost=`.
+      payoff: what drafts have yielded, for `payoff=` of the next call with the same drafter and costs; None without
+        costs.
     """
 
     tokens: list[list[int]]

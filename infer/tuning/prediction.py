@@ -176,15 +176,14 @@ def passes_of(
 
 
 def draws_of(target: eagle_jax.Target, prompts: Sequence[Prompt], setting: Setting) -> Callable[[], Int[Array, " B"]]:
-    """Returns a call that draws `TURNS` times a token for every row, as a walk down a tree does."""
+    """Returns a call that draws `TURNS` times a token for every row."""
     (_, _, sampling, engine, _), state = blank_state(target, prompts, setting)
     groups = engine.target.row_groups
     logits = jnp.zeros((len(prompts), 1, target.config.vocab_size), jnp.float32)
     tree = empty_tree(state.root)
 
     def draw(params: Params, index: jax.Array) -> jax.Array:
-        # At a depth of 1, since rows take turns in a tree.
-        found = deterministic(tree, params["logits"], state.keys, index, sampling, 1, groups)
+        found = deterministic(tree, params["logits"], state.keys, index, sampling, 0, groups)
         return index + 1 + (found.next_token < 0)  # the next turn depends on this one
 
     return Part(draw, {"logits": logits}, state.num_tokens).repeat(TURNS)

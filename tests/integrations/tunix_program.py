@@ -184,7 +184,8 @@ def rollout():
             ),
         }
     engine = engines["lookup"]
-    found["payoffs"] = [None if one._payoff is None else float(one._payoff.spent) for one in engines.values()]
+    spent = {key: float(payoff.spent) for key, payoff in engine._payoffs.items() if payoff is not None}
+    found["payoffs"] = [list(engines["plain"]._payoffs.values()), list(spent), min(spent.values()) > 0]
     out = generate(
         Target.from_tunix(model, max_position=512), None, [[BOS, 4, 5]], max_new_tokens=24, eos_ids=[EOS, PAD]
     )

@@ -352,9 +352,14 @@ def test_calls_continue_what_earlier_ones_have_learnt():
 
 def test_a_new_call_is_a_new_chance_where_drafts_have_saved_steps():
     paused = adaptive.start()._replace(wait=jnp.int32(700), pause=jnp.int32(512), balance=jnp.float32(-1))
-    for saved, wait, pause in ((-0.5, 700, 512), (0.0, 700, 512), (0.5, 0, adaptive.BURST)):
+    for saved, *expected in ((-0.5, 700, 512, -1), (0.0, 700, 512, -1), (0.5, 0, adaptive.BURST, 0)):
         begun = adaptive.resume(paused._replace(saved=jnp.float32(saved)))
-        assert (int(begun.wait), int(begun.pause), float(begun.balance)) == (wait, pause, -1)
+        assert [int(begun.wait), int(begun.pause), float(begun.balance)] == expected
+    # A bad cycle at once is no failure.
+    state = prefill(*request_of(tiny_target(), None, PROMPTS[:1], max_new_tokens=129))
+    assert int(adaptive.judge(begun, state, info_of([1]), adaptive.Choice(0, 2.0, 1.0, 1.5)).wait) == 0
+    gain = adaptive.start()._replace(saved=jnp.float32(9), balance=jnp.float32(1.5))
+    assert float(adaptive.resume(gain).balance) == 1.5
 
 
 @pytest.mark.parametrize("emitted", [1, 4])
