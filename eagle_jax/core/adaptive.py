@@ -48,6 +48,8 @@ MEMORY = 16
 """Cycles, about so many of which are remembered."""
 PRIOR = 8.0
 """Drafted tokens, and plain steps, for which scores are trusted before any was verified."""
+TRIAL = 3.0
+"""Plain steps that all calls together may have lost where another text is still a new chance."""
 CREDIT = 20.0
 """Plain steps saved, or lost, that are remembered from call to call."""
 GROWTH, LONGEST = 4, 2048
@@ -87,10 +89,10 @@ def start() -> Payoff:
 def resume(payoff: Payoff) -> Payoff:
     """Returns the payoff at the beginning of a call from that at the end of an earlier one.
 
-    Another text is a new chance: where drafts have saved steps on the whole, plain steps do not go on, and the loss
-    that led to them is forgiven.
+    Another text is a new chance: where drafts have saved steps on the whole, or lost few, plain steps do not go on, and
+    the loss that led to them is forgiven.
     """
-    pays = payoff.saved > 0
+    pays = payoff.saved > -TRIAL
     return payoff._replace(
         balance=jnp.where(pays, jnp.maximum(payoff.balance, 0), payoff.balance),
         wait=jnp.where(pays, 0, payoff.wait),

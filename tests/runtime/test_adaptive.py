@@ -336,7 +336,7 @@ def test_calls_continue_what_earlier_ones_have_learnt():
     options = {"max_new_tokens": 300, "eos_ids": ()}
     plain = eagle_jax.generate(target, None, PROMPTS[:1], **options)
     first = eagle_jax.generate(target, head, PROMPTS[:1], cycle_cost=2.6, **options)
-    assert first.payoff.wait > 0 and first.payoff.saved < 0
+    assert first.payoff.wait > 0 and first.payoff.saved < -adaptive.TRIAL
     paused = first.payoff._replace(wait=np.int32(400))
     programs = generation.generate_program._cache_size()
     second = eagle_jax.generate(target, head, PROMPTS[:1], cycle_cost=2.6, payoff=paused, **options)
@@ -352,7 +352,12 @@ def test_calls_continue_what_earlier_ones_have_learnt():
 
 def test_a_new_call_is_a_new_chance_where_drafts_have_saved_steps():
     paused = adaptive.start()._replace(wait=jnp.int32(700), pause=jnp.int32(512), balance=jnp.float32(-1))
-    for saved, *expected in ((-0.5, 700, 512, -1), (0.0, 700, 512, -1), (0.5, 0, adaptive.BURST, 0)):
+    for saved, *expected in (
+        (-9.0, 700, 512, -1),
+        (-3.0, 700, 512, -1),
+        (-2.9, 0, adaptive.BURST, 0),
+        (0.5, 0, adaptive.BURST, 0),
+    ):
         begun = adaptive.resume(paused._replace(saved=jnp.float32(saved)))
         assert [int(begun.wait), int(begun.pause), float(begun.balance)] == expected
     # A bad cycle at once is no failure.

@@ -71,7 +71,7 @@ def test_costs_and_profiles_choose_for_the_lanes(monkeypatch):
     always = eagle_jax.rollout(target, drafter, PROMPTS, lanes=3, **RUN)
     assert always.cycles.sum() < out.cycles.sum(), "dear drafts are followed by plain steps"
     assert always.payoff is None and out.payoff.saved < 0
-    paused = out.payoff._replace(wait=np.int32(200))
+    paused = out.payoff._replace(wait=np.int32(200), saved=np.float32(-9))
     again = eagle_jax.rollout(target, "auto", PROMPTS, profile="profile.yaml", lanes=3, payoff=paused, **RUN)
     assert again.tokens == out.tokens
     assert 0 < again.payoff.wait < 200 and not again.accepted[:, 1:].any(), "the plain steps did not go on"
