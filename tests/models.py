@@ -12,6 +12,7 @@ import numpy as np
 
 import eagle_jax
 from eagle_jax.config import DecoderConfig, HeadConfig, MedusaConfig, TreeConfig
+from eagle_jax.core import Acceptance, StepInfo
 from eagle_jax.models import init_head_params, init_medusa_params, init_params
 from eagle_jax.runtime.drafters import BoundDrafter, DraftHead, Medusa, SmallModel
 from eagle_jax.runtime.target import Target
@@ -161,3 +162,9 @@ def _sharpen(params: dict, factor: float) -> dict:
 def random_prompts(lengths: list[int], vocab: int, seed: int = 0) -> list[list[int]]:
     rng = np.random.default_rng(seed)
     return [rng.integers(0, vocab, length).tolist() for length in lengths]
+
+
+def cycle_result(emitted):
+    """The result of a cycle that emitted so many tokens in every row."""
+    emitted = jnp.array(emitted)
+    return StepInfo(None, Acceptance(None, jnp.maximum(emitted - 1, 0), None), None, emitted)

@@ -48,26 +48,25 @@ def deterministic(
 
     def together(tree: DraftTree, logits: Array, keys: Key[Array, " b"], index: Array) -> Place:
         """Walks some rows, of which few go as deep as the deepest: first all, then a quarter of those that descend."""
+        few = max(1, len(index) // 4)
 
-        def turn(places: Place, count: int) -> Place:
-            rows = jnp.argsort(~places.descends, stable=True)[:count]
+        def visit(tree: DraftTree, place: Place, row: Array) -> Place:
+            choose = lambda node, step: draw(logits[row, node], keys[row], index[row] + step, sampling)  # noqa: E731
+            return _visit(tree, place, choose, depth)
 
-            def visit(tree: DraftTree, place: Place, row: Array) -> Place:
-                choose = lambda node, step: draw(logits[row, node], keys[row], index[row] + step, sampling)  # noqa: E731
-                return _visit(tree, place, choose, depth)
-
-            mine = jax.tree.map(lambda column: column[rows], places)
-            after = jax.vmap(visit)(jax.tree.map(lambda column: column[rows], tree), mine, rows)
+        def turn(places: Place) -> Place:
+            rows = jnp.argsort(~places.descends, stable=True)[:few]
+            some, mine = jax.tree.map(lambda column: column[rows], (tree, places))
+            after = jax.vmap(visit)(some, mine, rows)
 
             def put(column: Array, old: Array, new: Array) -> Array:
                 return column.at[rows].set(jnp.where(jnp.expand_dims(mine.descends, range(1, new.ndim)), new, old))
 
             return jax.tree.map(put, places, mine, after)
 
-        places = turn(jax.vmap(lambda tree: _root(tree, depth))(tree), len(index))
-        few = max(1, len(index) // 4)
-        goes_on = lambda places: jnp.any(places.descends)  # noqa: E731
-        return jax.lax.while_loop(goes_on, lambda places: turn(places, few), places) if depth else places
+        roots = jax.vmap(lambda tree: _root(tree, depth))(tree)
+        places = jax.vmap(visit)(tree, roots, jnp.arange(len(index)))
+        return jax.lax.while_loop(lambda places: jnp.any(places.descends), turn, places) if depth else places
 
     # Groups of at most eight rows: no group, and no draw, spans devices.
     size = math.gcd(len(index) // row_groups, 8)

@@ -56,7 +56,7 @@ def test_random_weights_of_a_published_size(pair, capsys, monkeypatch):
     assert cost == {"rows": [1, 4, 6], "passes": [1.0, 1.25, 1.5], "level": 0.3, "token": 0.0}
     target, head = cycle.with_random_weights("tiny", given)
     assert target.dtype == "bfloat16" and head.tree.num_nodes == 5
-    CycleCost(**cost).rungs(6)
+    CycleCost(tuple(cost["rows"]), tuple(cost["passes"]), cost["level"], cost["token"]).rungs(6)
 
 
 @pytest.mark.parametrize(

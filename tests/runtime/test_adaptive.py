@@ -11,20 +11,17 @@ import pytest
 
 import eagle_jax
 from eagle_jax.core import (
-    Acceptance,
     CycleCost,
     DraftTree,
     RowRandomness,
-    StepInfo,
     adaptive,
     loop,
     prefill,
     required_slots,
 )
 from eagle_jax.parallel import make_mesh
-from eagle_jax.runtime import generation
 from eagle_jax.runtime.generation import request_of
-from tests.models import DRAFTERS, DRAWN, TREES, random_prompts, tiny_head, tiny_target
+from tests.models import DRAFTERS, DRAWN, TREES, cycle_result, random_prompts, tiny_head, tiny_target
 
 PROMPTS = random_prompts([5, 31, 1, 17], 12)
 RUN = dict(max_new_tokens=[30, 7, 32, 12], eos_ids=[[3], [5], [], [4]], key=7)
@@ -123,12 +120,6 @@ def test_after_a_burst_the_drafter_drafts_as_after_a_prompt(name, monkeypatch):
     np.testing.assert_allclose(*(tree.scores for tree in trees), atol=1e-4)
 
 
-def info_of(emitted):
-    """The result of a cycle that emitted so many tokens in every row."""
-    emitted = jnp.array(emitted)
-    return StepInfo(None, Acceptance(None, jnp.maximum(emitted - 1, 0), None), None, emitted)
-
-
 @pytest.mark.parametrize("worth", [1.0, 1.5])
 @pytest.mark.parametrize(
     ("cycles", "pauses"),  # of lanes: a batch of two has more slack
@@ -145,7 +136,7 @@ def test_failures_are_followed_by_longer_pauses(cycles, pauses, worth):
     payoff, waits = adaptive.start(), []
     for emitted in cycles:
         choice = adaptive.Choice(0, 2.0, 1.0, worth)
-        payoff = adaptive.judge(payoff, state, info_of([emitted, emitted, 0]), choice, refilled=True)
+        payoff = adaptive.judge(payoff, state, cycle_result([emitted, emitted, 0]), choice, refilled=True)
         waits.append(int(payoff.wait))
         payoff = adaptive.repay(payoff, payoff.wait)
     assert [(cycle, wait) for cycle, wait in enumerate(waits, 1) if wait] == pauses
@@ -160,7 +151,7 @@ def test_drafts_that_do_not_pay_cost_two_percent(promise):
     while steps < 5000:
         choice = adaptive.choose(payoff, state, tree, 0.5, ((2, promise / 2 + 1),))
         cost = float(choice.cost)
-        payoff = adaptive.judge(payoff, state, info_of([1]), choice)
+        payoff = adaptive.judge(payoff, state, cycle_result([1]), choice)
         steps, lost = steps + 1 + int(payoff.wait), lost + cost - 1
         assert lost <= adaptive.LOSS * steps + adaptive.SLACK + cost
         payoff = adaptive.repay(payoff, payoff.wait)
@@ -176,7 +167,7 @@ def test_doubtful_drafts_of_short_replies_stop_sooner(budget, worth, failures):
     state = prefill(*request_of(tiny_target(), None, PROMPTS[:1], max_new_tokens=budget))
     payoff, cycles = adaptive.start(), 0
     while not payoff.wait:
-        payoff = adaptive.judge(payoff, state, info_of([1]), adaptive.Choice(0, 2.0, 1.0, worth))
+        payoff = adaptive.judge(payoff, state, cycle_result([1]), adaptive.Choice(0, 2.0, 1.0, worth))
         cycles += 1
     assert cycles == failures
 
@@ -187,10 +178,10 @@ def test_a_batch_gains_what_its_last_row_gains():
     for emitted, slowest, mean in (([3, 1, 5], 1, 3), ([4, 3, 1], 3, 8 / 3), ([2, 2, 2], 2, 2)):
         for refilled, gain in ((False, slowest), (True, mean)):
             choice = adaptive.Choice(0, 2.0, 1.0, 1.5)
-            payoff = adaptive.judge(adaptive.start(), state, info_of(emitted), choice, refilled)
+            payoff = adaptive.judge(adaptive.start(), state, cycle_result(emitted), choice, refilled)
             assert float(payoff.balance) == pytest.approx(gain - 2)
     over = state._replace(done=jnp.array([False, True, False]))
-    assert float(adaptive.judge(adaptive.start(), over, info_of([3, 0, 1]), choice).balance) == 3 - 2
+    assert float(adaptive.judge(adaptive.start(), over, cycle_result([3, 0, 1]), choice).balance) == 3 - 2
 
 
 @pytest.mark.parametrize(("emitted", "worth", "waits"), [([1], 2.0, True), ([1, 4, 4, 4], 2.0, False),
@@ -202,7 +193,9 @@ def test_the_slowest_row_may_fall_behind_a_useful_mean(emitted, worth, waits):
     payoff = adaptive.start()._replace(balance=jnp.float32(-2.4), gained=jnp.float32(20), spent=jnp.float32(10))
     if worth < 1:
         payoff = payoff._replace(gained=jnp.float32(8))
-    after = adaptive.judge(payoff, state, info_of(emitted), adaptive.Choice(0, 2.0, 1.0, worth, behind, behind / 64))
+    after = adaptive.judge(
+        payoff, state, cycle_result(emitted), adaptive.Choice(0, 2.0, 1.0, worth, behind, behind / 64)
+    )
     assert float(after.balance) == pytest.approx(-3.4)
     assert (int(after.wait) > 0) == waits
 
@@ -230,7 +223,7 @@ def test_the_size_with_the_most_tokens_per_cost_is_chosen():
     for _ in range(16):
         choice = adaptive.choose(payoff, state, tree, 0.0, rungs)
         chosen.append(int(choice.rung))
-        payoff = adaptive.judge(payoff, state, info_of([1, 0]), choice)
+        payoff = adaptive.judge(payoff, state, cycle_result([1, 0]), choice)
     assert chosen[:8] == [1] * 8 and 0 in chosen
 
 
@@ -245,7 +238,7 @@ def test_an_accepted_token_costs_its_draw():
         assert float(choice.worth) == pytest.approx(worth)
         cost = float(choice.cost)
         assert cost == pytest.approx(rungs[rung][1])  # what is accepted is not known before
-        payoff = adaptive.judge(adaptive.start(), state, info_of([3]), choice, token=token)
+        payoff = adaptive.judge(adaptive.start(), state, cycle_result([3]), choice, token=token)
         assert float(payoff.balance) == pytest.approx(min(3 - cost - 2 * token, adaptive.SLACK))
         assert float(payoff.spent) == pytest.approx(cost + 2 * token)
 
@@ -269,10 +262,10 @@ def test_drafts_of_which_none_is_worth_its_cost_end_at_once():
     """The cycle cost half a plain step more than one, which 25 plain steps pay back: 32 follow."""
     state = prefill(*request_of(tiny_target(), None, PROMPTS[:1], max_new_tokens=129))
     for cost, hoped, wait in ((1.5, 0.0, 32), (1.5, 0.1, 0), (1.0, 0.0, 0)):
-        after = adaptive.judge(adaptive.start(), state, info_of([1]), adaptive.Choice(0, cost, hoped, 0.9))
+        after = adaptive.judge(adaptive.start(), state, cycle_result([1]), adaptive.Choice(0, cost, hoped, 0.9))
         assert int(after.wait) == wait
     paid = adaptive.start()._replace(gained=jnp.float32(30), spent=jnp.float32(20))  # one bad position is no failure
-    assert int(adaptive.judge(paid, state, info_of([1]), adaptive.Choice(0, 1.5, 0.0, 0.9)).wait) == 0
+    assert int(adaptive.judge(paid, state, cycle_result([1]), adaptive.Choice(0, 1.5, 0.0, 0.9)).wait) == 0
 
 
 def test_drafting_stops_where_a_level_is_not_worth_its_cost():
@@ -328,63 +321,6 @@ def test_few_cycles_are_spent_on_drafts_that_do_not_pay():
     saved = int(plain.cycles[0] - out.cycles[0])
     assert 0 < saved <= 6 * head.tree.depth  # three failures at most fit in 300 tokens, each of two cycles or so
     assert (out.accepted[0, 1:] * np.arange(1, head.tree.depth + 1)).sum() == saved
-
-
-def test_calls_continue_what_earlier_ones_have_learnt():
-    """Plain steps that a call has begun end in the next one; in a good time another text is a new chance."""
-    target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
-    options = {"max_new_tokens": 300, "eos_ids": ()}
-    plain = eagle_jax.generate(target, None, PROMPTS[:1], **options)
-    first = eagle_jax.generate(target, head, PROMPTS[:1], cycle_cost=2.6, **options)
-    assert first.payoff.wait > 0 and first.payoff.saved < -adaptive.TRIAL
-    paused = first.payoff._replace(wait=np.int32(400))
-    programs = generation.generate_program._cache_size()
-    second = eagle_jax.generate(target, head, PROMPTS[:1], cycle_cost=2.6, payoff=paused, **options)
-    assert generation.generate_program._cache_size() == programs
-    assert second.tokens == first.tokens == plain.tokens
-    assert second.cycles.tolist() == plain.cycles.tolist() and second.payoff.wait == 400 - 299
-    pays = paused._replace(saved=np.float32(1))
-    third = eagle_jax.generate(target, head, PROMPTS[:1], cycle_cost=2.6, payoff=pays, **options)
-    assert third.tokens == plain.tokens and third.cycles[0] < plain.cycles[0]
-    assert plain.payoff is None
-    assert eagle_jax.generate(target, None, PROMPTS[:1], cycle_cost=2, payoff=pays, **options).payoff is pays
-
-
-def test_a_new_call_is_a_new_chance_where_drafts_have_saved_steps():
-    paused = adaptive.start()._replace(wait=jnp.int32(700), pause=jnp.int32(512), balance=jnp.float32(-1))
-    for saved, *expected in (
-        (-9.0, 700, 512, -1),
-        (-3.0, 700, 512, -1),
-        (-2.9, 0, adaptive.BURST, 0),
-        (0.5, 0, adaptive.BURST, 0),
-    ):
-        begun = adaptive.resume(paused._replace(saved=jnp.float32(saved)))
-        assert [int(begun.wait), int(begun.pause), float(begun.balance)] == expected
-    # A bad cycle at once is no failure.
-    state = prefill(*request_of(tiny_target(), None, PROMPTS[:1], max_new_tokens=129))
-    assert int(adaptive.judge(begun, state, info_of([1]), adaptive.Choice(0, 2.0, 1.0, 1.5)).wait) == 0
-    gain = adaptive.start()._replace(saved=jnp.float32(9), balance=jnp.float32(1.5))
-    assert float(adaptive.resume(gain).balance) == 1.5
-
-
-@pytest.mark.parametrize("emitted", [1, 4])
-def test_a_call_remembers_so_many_saved_steps(emitted):
-    """Cycles that cost 2 save 2 plain steps each, or lose 1; plain steps change nothing."""
-    state = prefill(*request_of(tiny_target(), None, PROMPTS[:1], max_new_tokens=128))
-    payoff = adaptive.start()
-    for turn in range(30):
-        payoff = adaptive.judge(payoff, state, info_of([emitted]), adaptive.Choice(0, 2.0, 1.0, 1.5))
-        assert float(payoff.saved) == pytest.approx(min(max((emitted - 2) * (turn + 1), -20), 20))
-        payoff = adaptive.repay(payoff, payoff.wait)
-
-
-def test_a_payoff_is_that_of_an_earlier_output():
-    target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
-    for call in (eagle_jax.generate, eagle_jax.rollout):
-        with pytest.raises(ValueError, match=r"payoff must be that of an earlier output, got 3\. Pass out\.payoff"):
-            call(target, head, PROMPTS, cycle_cost=2, payoff=3)
-        with pytest.raises(ValueError, match="payoff must come with cycle_cost, got none"):
-            call(target, head, PROMPTS, payoff=adaptive.start())
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 
 import eagle_jax
 from eagle_jax.config import TreeConfig
-from eagle_jax.core import CycleCost, adaptive, ancestor_mask, loop, node_depths, prefill
+from eagle_jax.core import CycleCost, adaptive, loop, prefill
 from eagle_jax.runtime.generation import request_of
 from infer.common.tasks import BUNDLED, load_tasks, task_folder
 
@@ -29,7 +29,7 @@ def modelled_cost(request, ladder):
         before, passes = payoff, int(state.cycles.max())
         if not ladder:
             state, info = fixed(state)
-            levels = int(node_depths(ancestor_mask(info.tree.parents, engine.drafter.depth)).max())
+            levels = int(loop.drafted_levels(engine.drafter, info.tree))
             total += float(np.interp(info.tree.tokens.shape[1], V6E.rows, V6E.passes)) + V6E.level * levels
         elif payoff.wait > 0:
             payoff, state = plain(payoff, state)

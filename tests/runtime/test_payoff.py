@@ -1,0 +1,72 @@
+"""Checks that calls continue what earlier ones have learnt about their drafts, and that no text changes."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eagle_jax
+from eagle_jax.core import adaptive, prefill
+from eagle_jax.runtime import generation
+from eagle_jax.runtime.generation import request_of
+from tests.models import TREES, cycle_result, random_prompts, tiny_head, tiny_target
+
+PROMPTS = random_prompts([5, 31, 1, 17], 12)
+
+
+def test_calls_continue_what_earlier_ones_have_learnt():
+    """Plain steps that a call has begun end in the next one; in a good time another text is a new chance."""
+    target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
+    options = {"max_new_tokens": 300, "eos_ids": ()}
+    plain = eagle_jax.generate(target, None, PROMPTS[:1], **options)
+    first = eagle_jax.generate(target, head, PROMPTS[:1], cycle_cost=2.6, **options)
+    assert first.payoff.wait > 0 and first.payoff.saved < -adaptive.TRIAL
+    paused = first.payoff._replace(wait=np.int32(400))
+    programs = generation.generate_program._cache_size()
+    second = eagle_jax.generate(target, head, PROMPTS[:1], cycle_cost=2.6, payoff=paused, **options)
+    assert generation.generate_program._cache_size() == programs
+    assert second.tokens == first.tokens == plain.tokens
+    assert second.cycles.tolist() == plain.cycles.tolist() and second.payoff.wait == 400 - 299
+    pays = paused._replace(saved=np.float32(1))
+    third = eagle_jax.generate(target, head, PROMPTS[:1], cycle_cost=2.6, payoff=pays, **options)
+    assert third.tokens == plain.tokens and third.cycles[0] < plain.cycles[0]
+    assert plain.payoff is None
+    assert eagle_jax.generate(target, None, PROMPTS[:1], cycle_cost=2, payoff=pays, **options).payoff is pays
+
+
+def test_a_new_call_is_a_new_chance_where_drafts_have_saved_steps():
+    paused = adaptive.start()._replace(wait=jnp.int32(700), pause=jnp.int32(512), balance=jnp.float32(-1))
+    for saved, *expected in (
+        (-9.0, 700, 512, -1),
+        (-3.0, 700, 512, -1),
+        (-2.9, 0, adaptive.BURST, 0),
+        (0.5, 0, adaptive.BURST, 0),
+    ):
+        begun = adaptive.resume(paused._replace(saved=jnp.float32(saved)))
+        assert [int(begun.wait), int(begun.pause), float(begun.balance)] == expected
+    # A bad cycle at once is no failure.
+    state = prefill(*request_of(tiny_target(), None, PROMPTS[:1], max_new_tokens=129))
+    assert int(adaptive.judge(begun, state, cycle_result([1]), adaptive.Choice(0, 2.0, 1.0, 1.5)).wait) == 0
+    gain = adaptive.start()._replace(saved=jnp.float32(9), balance=jnp.float32(1.5))
+    assert float(adaptive.resume(gain).balance) == 1.5
+
+
+@pytest.mark.parametrize("emitted", [1, 4])
+def test_a_call_remembers_so_many_saved_steps(emitted):
+    """Cycles that cost 2 save 2 plain steps each, or lose 1; plain steps change nothing."""
+    state = prefill(*request_of(tiny_target(), None, PROMPTS[:1], max_new_tokens=128))
+    payoff = adaptive.start()
+    for turn in range(30):
+        payoff = adaptive.judge(payoff, state, cycle_result([emitted]), adaptive.Choice(0, 2.0, 1.0, 1.5))
+        assert float(payoff.saved) == pytest.approx(min(max((emitted - 2) * (turn + 1), -20), 20))
+        payoff = adaptive.repay(payoff, payoff.wait)
+
+
+def test_a_payoff_is_that_of_an_earlier_output():
+    target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
+    for call in (eagle_jax.generate, eagle_jax.rollout):
+        with pytest.raises(ValueError, match=r"payoff must be that of an earlier output, got 3\. Pass out\.payoff"):
+            call(target, head, PROMPTS, cycle_cost=2, payoff=3)
+        with pytest.raises(ValueError, match="payoff must come with cycle_cost, got none"):
+            call(target, head, PROMPTS, payoff=adaptive.start())
