@@ -20,7 +20,7 @@ CASES = {
 
 KERNELS = {
     "golden": "tests/golden -k test_every_run",
-    "windows": "tests/runtime/test_windows.py -k 'not mesh'",
+    "windows": "tests/runtime/test_windows.py",
     "experts": "tests/test_experts.py -k 'text'",
     "costs": "tests/runtime/test_adaptive.py -m 'not slow' -k 'plain_decoding or sizes_of_trees'",
     "rollouts": "tests/runtime/test_rollouts.py -m 'not slow' -k 'those_of_generate or mesh'",

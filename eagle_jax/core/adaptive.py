@@ -9,8 +9,8 @@ A balance counts the tokens that cycles gain, less what they cost in plain steps
 steps follows, and four times as many after each failure in a row. Drafts go on when the loss is at most 2% of the plain
 steps. A batch ends with its last row, so what counts is how far the row with the most tokens left came; in lanes that
 refill themselves it is the mean over the rows. Rows drift apart like random walks: the slowest falls behind the mean
-fast at first, and that alone is no failure. The drafter reads the tokens of a burst at its end, all at once, so a
-plain step costs what it costs without a drafter.
+fast at first, and that alone is no failure. The drafter reads the tokens of a burst at its end, all at once, and only
+if drafts go on before the texts end: a plain step costs what it costs without a drafter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from eagle_jax.core.costs import Payoff
 from eagle_jax.core.types import (
@@ -169,6 +169,11 @@ def repay(payoff: Payoff, steps: Int[Array, ""]) -> Payoff:
     """Returns the payoff after so many plain steps: they pay a loss back, and leave a gain as it is."""
     balance = jnp.minimum(payoff.balance + LOSS * steps, jnp.maximum(payoff.balance, 0))
     return payoff._replace(wait=jnp.maximum(payoff.wait - steps, 0), balance=balance)
+
+
+def drafts_later(payoff: Payoff, left: Int[Array, " B"]) -> Bool[Array, ""]:
+    """Returns whether drafts go on before all rows have emitted as many tokens as are `left` to them."""
+    return payoff.wait < jnp.max(left)
 
 
 def _largest_of(count: Int[Array, ""] | int) -> Float[Array, ""]:

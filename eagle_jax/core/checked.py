@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from eagle_jax.core.costs import CycleCost
 from eagle_jax.core.types import (
@@ -86,6 +87,18 @@ def update_checked(drafter: Drafter, params: Params, state: Any, verified: Verif
       ValueError: the state has another structure, shape or dtype than before.
     """
     return _same_form(state, drafter.update(params, state, verified), "update")
+
+
+def update_if(needed: Array | bool, drafter: Drafter, params: Params, state: Any, verified: Verified) -> Any:
+    """Runs `update_checked` if the state is needed, else returns it as it is."""
+    if needed is True:
+        return update_checked(drafter, params, state, verified)
+
+    def turn(carry: tuple[Array, Any]) -> tuple[Array, Any]:
+        return jnp.bool_(False), update_checked(drafter, params, carry[1], verified)
+
+    # A loop of at most one turn: the branches of `lax.cond` would copy the state's caches.
+    return jax.lax.while_loop(lambda carry: carry[0], turn, (jnp.asarray(needed), state))[1]
 
 
 def _same_form(before: Any, after: Any, function: str) -> Any:

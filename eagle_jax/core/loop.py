@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.core import adaptive
 from eagle_jax.core.cache import commit
-from eagle_jax.core.checked import draft_checked, update_checked
+from eagle_jax.core.checked import draft_checked, update_checked, update_if
 from eagle_jax.core.costs import CycleCost, Payoff
 from eagle_jax.core.prompts import append, has_finite_maximum, is_stop, prefill, run_target
 from eagle_jax.core.sampling import log_prob
@@ -216,7 +216,8 @@ def generate(
     """Runs `prefill`, then `step` in a `lax.while_loop` until every row is done: one program.
 
     With `engine.cycle_cost` a cycle verifies as many of the drafted nodes as pay, and plain steps take the place of
-    drafted cycles while these do not pay.
+    drafted cycles while these do not pay. What no later draft of the call needs, the drafter does not read: do not
+    `extend` such a state.
 
     Args:
       payoff: of the state that an earlier call returned, for the same costs; None knows nothing yet. Read with
@@ -229,8 +230,8 @@ def generate(
       ValueError: as `prefill` and `step`; or `cycle_cost` is given, and the drafter reads choices.
     """
     check_cost(engine)
-    state = prefill(params, batch, sampling, engine, sizes)
     if engine.cycle_cost is None:
+        state = prefill(params, batch, sampling, engine, sizes)
         return jax.lax.while_loop(
             lambda state: ~jnp.all(state.done), lambda state: step(params, state, sampling, engine)[0], state
         )
@@ -248,7 +249,12 @@ def generate(
         carry = jax.lax.while_loop(lambda carry: (carry[0].wait == 0) & running(carry), drafted, carry)
         return jax.lax.while_loop(lambda carry: (carry[0].wait > 0) & running(carry), plain, carry)
 
-    begun = adaptive.start() if payoff is None else adaptive.resume(payoff)
+    begun = adaptive.start()
+    drafts: Array | bool = True
+    if payoff is not None:
+        begun = adaptive.resume(payoff)
+        drafts = adaptive.drafts_later(begun, jnp.minimum(batch.budget, sizes.max_tokens) - 1)
+    state = prefill(params, batch, sampling, engine, sizes, drafts)
     after, state = jax.lax.while_loop(lambda carry: ~jnp.all(carry[1].done), rounds, (begun, state))
     return state._replace(payoff=after)
 
@@ -256,7 +262,7 @@ def generate(
 def burst(
     params: Params, payoff: Payoff, state: GenerateState, sampling: Sampling, engine: Engine, enough: Array | int = 0
 ) -> tuple[Payoff, GenerateState]:
-    """Runs at most `adaptive.BURST` plain steps, whose tokens the drafter reads at the end.
+    """Runs at most `adaptive.BURST` plain steps, whose tokens the drafter reads at the end if it will draft again.
 
     Args:
       enough: rows that may end before the last step; 0 is all of them.
@@ -273,11 +279,13 @@ def burst(
     steps, after = jax.lax.while_loop(
         goes_on, lambda carry: (carry[0] + 1, step(params, carry[1], sampling, plain)[0]), (jnp.int32(0), begun)
     )
+    paid = adaptive.repay(payoff, steps)
+    drafts = adaptive.drafts_later(paid, jnp.where(after.done, 0, after.budget - after.num_tokens))
     after = after._replace(
-        drafter=update_checked(engine.drafter, params, state.drafter, after.drafter),
+        drafter=update_if(drafts, engine.drafter, params, state.drafter, after.drafter),
         accepted=state.accepted.at[:, 0].add(after.accepted[:, 0]),
     )
-    return adaptive.repay(payoff, steps), after
+    return paid, after
 
 
 def emitted_tokens(state: GenerateState) -> Int[Array, "B M"]:

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from eagle_jax.core import adaptive
 from eagle_jax.core.cache import commit
-from eagle_jax.core.checked import check_arguments, update_checked
+from eagle_jax.core.checked import check_arguments, update_if
 from eagle_jax.core.randomness import threefry_keys
 from eagle_jax.core.sampling import draw, log_prob
 from eagle_jax.core.types import (
@@ -95,10 +95,16 @@ def append(rows: Array, new: Array, at: Int[Array, " B"]) -> Array:
     return jax.vmap(put)(rows, new, at)
 
 
-def prefill(params: Params, batch: Batch, sampling: Sampling, engine: Engine, sizes: Sizes) -> GenerateState:
+def prefill(
+    params: Params, batch: Batch, sampling: Sampling, engine: Engine, sizes: Sizes,
+    drafts: Bool[Array, ""] | bool = True,
+) -> GenerateState:  # fmt: skip
     """Runs the target over the prompts in chunks and emits the first token of every row.
 
     The lm_head runs for the last position of a prompt only. Chunks beyond the longest prompt are not computed.
+
+    Args:
+      drafts: whether the drafter reads the prompts; else its state stays empty.
 
     Raises:
       ValueError: an argument has another type or shape, the chunk does not divide P, the slots are too few, or the
@@ -108,12 +114,12 @@ def prefill(params: Params, batch: Batch, sampling: Sampling, engine: Engine, si
     rows, width = batch.prompts.shape
     slots = slots_of(width, engine, sizes)
     caches, features = empty_caches(params, engine, rows, slots), empty_features(params, engine, rows, slots)
-    return extend(params, *caches, batch, sampling, engine, sizes, features)
+    return extend(params, *caches, batch, sampling, engine, sizes, features, drafts)
 
 
 def extend(
     params: Params, cache: KVCache, drafter_state: Any, batch: Batch, sampling: Sampling, engine: Engine, sizes: Sizes,
-    features: Float[Array, "B S F"] | None = None,
+    features: Float[Array, "B S F"] | None = None, drafts: Bool[Array, ""] | bool = True,
 ) -> GenerateState:  # fmt: skip
     """Runs `prefill` after the committed tokens of a cache, for the next turn of a conversation.
 
@@ -122,21 +128,26 @@ def extend(
       drafter_state: the drafter's state, updated with the same text.
       batch: the prompts continue that text; the first token of each is the last emitted one, not yet committed.
       features: `GenerateState.features` of the text so far, with `engine.taps`; else None.
+      drafts: as in `prefill`.
 
     Raises:
       ValueError: the chunk does not divide P, `update` returns another state, as in `prefill`, or only one of
         `features` and `engine.taps` is given.
     """
     with jax.named_scope("prefill"):
-        prefix = read(params, cache, drafter_state, batch.prompts, batch.lengths, engine, sizes.chunk, features)
-        return begin(params, prefix, batch.budget, batch.eos_ids, batch.keys, sampling, engine, sizes.max_tokens)
+        prefix = read(params, cache, drafter_state, batch.prompts, batch.lengths, engine, sizes.chunk, features, drafts)
+        return begin(
+            params, prefix, batch.budget, batch.eos_ids, batch.keys, sampling, engine, sizes.max_tokens, drafts
+        )
 
 
 def read(
     params: Params, cache: KVCache, drafter_state: Any, prompts: Int[Array, "B P"], lengths: Int[Array, " B"],
-    engine: Engine, chunk: int, kept: Float[Array, "B S F"] | None = None,
+    engine: Engine, chunk: int, kept: Float[Array, "B S F"] | None = None, drafts: Bool[Array, ""] | bool = True,
 ) -> Prefix:  # fmt: skip
     """Runs the target over prompts, `chunk` tokens at a time, after the committed tokens of a cache.
+
+    The drafter reads them if it `drafts`.
 
     Raises:
       ValueError: as `extend`, whose `features` are `kept`.
@@ -166,7 +177,7 @@ def read(
         # A row's last prompt position has no next token yet: the update after the loop adds this position.
         pairs = jnp.clip(lengths - 1 - start, 0, chunk)
         verified = Verified(tokens, next_tokens, out.features, base + start, pairs)
-        state = update_checked(drafter, params, state, verified)
+        state = update_if(drafts, drafter, params, state, verified)
         cache = commit(cache, out.new, jnp.clip(lengths - start, 0, chunk), result=out.hidden, windows=target.windows)
         is_here = (lengths - 1 >= start) & (lengths - 1 < start + chunk)
         row = jnp.clip(lengths - 1 - start, 0, chunk - 1)
@@ -182,9 +193,9 @@ def read(
 
 def begin(
     params: Params, prefix: Prefix, budget: Int[Array, " B"], eos_ids: Int[Array, "B E"], keys: Key[Array, " B"],
-    sampling: Sampling, engine: Engine, max_tokens: int,
+    sampling: Sampling, engine: Engine, max_tokens: int, drafts: Bool[Array, ""] | bool = True,
 ) -> GenerateState:  # fmt: skip
-    """Emits the first token after every prompt; the arguments are those of a `Batch`.
+    """Emits the first token after every prompt; the arguments are those of a `Batch`, and `drafts` is that of `read`.
 
     Raises:
       ValueError: the drafter's `update` returns another state.
@@ -203,7 +214,7 @@ def begin(
         log_probs = jnp.zeros(tokens.shape, jnp.float32).at[:, 0].set(first)
     return GenerateState(
         cache=prefix.cache,
-        drafter=update_checked(drafter, params, prefix.drafter, last),
+        drafter=update_if(drafts, drafter, params, prefix.drafter, last),
         root=root,
         tokens=tokens,
         num_tokens=finite.astype(jnp.int32),

@@ -65,8 +65,7 @@ def attend_cached(
         return pl.BlockSpec((1, held, *shape), lambda b, g, t, j, length: (b, g, 0, 0))
 
     def read(b: Any, j: Any, length: Any) -> Any:
-        """A block beyond the last one that holds tokens stays the last one: it is not fetched again."""
-        return jnp.minimum(j, jnp.maximum(pl.cdiv(jnp.minimum(length[b], slots), block) - 1, 0))
+        return block_of(j, length[b], slots, block)
 
     shared = masks.shape[0] == 1
     operands: list[Array] = [
@@ -112,6 +111,14 @@ def attend_cached(
 def tile_of(new: int, repeat: int) -> int:
     """Returns the tokens of a tile of queries: all, or as many as `ROWS` allows with `repeat` query heads a group."""
     return min(_round_up(new, SUBLANES), max(SUBLANES, ROWS // repeat // SUBLANES * SUBLANES))
+
+
+def block_of(step: Any, length: Any, slots: int, block: int) -> Any:
+    """Returns the block of the cache that a step of the grid has in VMEM, for a row of `length` tokens.
+
+    Beyond the last block that holds tokens it stays this one: a block that does not change is not fetched again.
+    """
+    return jnp.minimum(step, jnp.maximum(pl.cdiv(jnp.minimum(length, slots), block) - 1, 0))
 
 
 def blocks_read(slots: int, context: int | None = None) -> int:

@@ -5,6 +5,7 @@
     python -m infer.aot --model qwen3-8b --topology v5e:2x2 --layers 2   # a quick look at two layers
     python -m infer.aot --model llama-3.1-8b --topology v5e:2x2 --method sps@chain5 --draft-model llama-3.2-1b
     python -m infer.aot --model llama-3.1-8b --topology v5e:1x1 --weights int8   # fits a chip of 16 GB
+    python -m infer.aot --model llama-3.1-8b --topology v6e:1x1 --batch 32 --by-cost   # and trees by their cost
     python -m infer.aot --program train --model llama-3.1-8b --topology v5e:4x4 --rows 16
 
 Needs libtpu (`pip install libtpu`) and no TPU. The whole program is compiled, with abstract weights: prefill and loop,
@@ -33,7 +34,7 @@ import jax
 from jax.experimental import topologies
 
 from eagle_jax.config import ConfigError
-from eagle_jax.core import make_sampling
+from eagle_jax.core import CycleCost, make_sampling
 from eagle_jax.models.presets import eagle3_head, model
 from eagle_jax.models.quantised import Scheme
 from eagle_jax.parallel import make_mesh, row_groups
@@ -66,6 +67,10 @@ CHIPS = {
 }
 
 
+HELD = ("compiles", "fits", "memory_gb", "temporaries_gb", "host_transfers", "cache_copies", "compile_s")
+"""What counts of a program that chooses among passes: its traffic would be that of all of them."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Args:
     """Holds the arguments."""
@@ -88,6 +93,7 @@ class Args:
     temperature: float = 0.0  # 0 is greedy; above it sampling is compiled
     top_p: float = 1.0  # of the sampled distribution; below 1 a search for its limit is compiled
     plain: bool = True  # also compile plain decoding, to compare with
+    by_cost: bool = False  # also compile generation with this program's `cycle_cost`: does it fit, and copy no cache?
     # training: rows per update over all devices; None is one per device along "data" and "fsdp"
     rows: int | None = None
     micro_batches: int = 1  # training: parts of an update that are computed one after the other
@@ -104,6 +110,11 @@ def main(args: Args) -> int:
     """Compiles and reports; the exit status is 0 if everything compiles and fits."""
     at_least_one(args, "batch", "prompt", "context", "max_new_tokens", "layers", "tensor", "fsdp", "draft_vocab")
     at_least_one(args, "rows", "micro_batches", "length", "unroll")
+    if args.by_cost and (args.program == "train" or not args.plain or args.method == PLAIN):
+        raise ValueError(
+            "--by-cost must come with --program generate, --plain and a method that drafts, got --program "
+            f"{args.program}, --{'' if args.plain else 'no-'}plain and --method {args.method}. Leave it out."
+        )
     config = model(args.model, args.layers)
     chip, devices = chip_and_devices(args.topology)
     count = len(devices)
@@ -138,8 +149,11 @@ def main(args: Args) -> int:
         ratio = result["cycle_over_step"] = round(result["cycle"]["ms"] / result["step"]["ms"], 3)
         print(f"A cycle costs {ratio:.2f} plain steps by these bounds, and yields tau tokens.")
         result["cycle_cost"] = cost_of_parts(works["cycle"], result, chip)
+    if args.by_cost:
+        work = generation(config, args.method, small, mesh, cost=CycleCost(**result["cycle_cost"]), **common)
+        result["by_cost"] = measure(work, chip, "by_cost", args.context, HELD)
     print(json.dumps(result))
-    return 0 if all(result[name]["fits"] for name in works) else 1
+    return 0 if all(result[name]["fits"] for name in (*works, *(["by_cost"] if args.by_cost else []))) else 1
 
 
 def cost_of_parts(work: Workload, found: dict[str, Any], chip: Chip) -> dict[str, Any]:
@@ -180,12 +194,15 @@ def chip_and_devices(topology: str) -> tuple[Chip, list[Any]]:
         ) from error
 
 
-def measure(work: Workload, chip: Chip, name: str, context: int | None = None) -> dict[str, Any]:
+def measure(
+    work: Workload, chip: Chip, name: str, context: int | None = None, keep: tuple[str, ...] | None = None
+) -> dict[str, Any]:
     """Compiles a program, prints and returns its costs on one device.
 
     Args:
       name: of the unit of work, a "cycle", plain "step" or "update", of which traffic and flops are.
       context: committed tokens of every row; None is a full cache.
+      keep: the results that count; None is all of them.
 
     The compiler itself writes the HLO out: what jaxlib reads back from libtpu fails for v5p, where the SparseCores
     gather the embedding asynchronously ("async-update instruction should have 1 operands").
@@ -230,6 +247,7 @@ def measure(work: Workload, chip: Chip, name: str, context: int | None = None) -
     }
     if work.floor is not None:  # of the bytes that must be read
         result |= {"floor_gb": round(work.floor / 1e9, 6), "floor_share": round(work.floor / traffic, 4)}
+    result = result if keep is None else {key: result[key] for key in keep}
     print(f"{name}, on one device:")
     for key, value in result.items():
         print(f"  {key:<18}{value if value not in ([], {}) else 'none'}", flush=True)

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from eagle_jax import BoundDrafter, DraftHead, Medusa, SmallModel, Target, TreeConfig, lookahead, prompt_lookup
 from eagle_jax.config import EAGLE1_PARENTS, ConfigError, DecoderConfig, HeadConfig, MedusaConfig
-from eagle_jax.core import Engine, Params, Sampling, prefill, step
+from eagle_jax.core import CycleCost, Engine, Params, Sampling, adaptive, prefill, step
 from eagle_jax.devices import bits_of
 from eagle_jax.drafters import vanilla_drafter
 from eagle_jax.models import eagle3_head, init_head_params, init_medusa_params, init_params
@@ -79,6 +79,7 @@ def generation(
     weights: Scheme | None = None,
     drafter_weights: Scheme | None = None,
     context: int | None = None,
+    cost: CycleCost | None = None,
 ) -> Workload:
     """Lowers the program that `eagle_jax.generate` would run; the unit of work is a cycle.
 
@@ -93,13 +94,14 @@ def generation(
       weights: scheme of quantised weights of the target; None is `DTYPE`.
       drafter_weights: that of the drafter.
       context: committed tokens of every row, for `Workload.floor`; None is a full cache.
+      cost: the `cycle_cost` of the program; the unit is then drafted cycles, passes of every size, and plain steps.
 
     Raises:
       ValueError: another method, or more tokens than the model's positions.
     """
     target = _target(config, mesh, weights)
     bound = make_drafter(method, target, small, mesh, draft_vocab, drafter_weights)
-    engine = Engine(target.fn, shard_drafter(bound.plain, mesh))
+    engine = Engine(target.fn, shard_drafter(bound.plain, mesh), cycle_cost=cost)
     rows, sizes = prepare([[0] * prompt] * batch, max_tokens, (), 0, "", config, engine.drafter.depth)
     params = {"target": target.params, "drafter": bound.params}
     arguments = params, _abstract(rows, mesh, P(ROWS)), _abstract(sampling, mesh, P())
@@ -114,8 +116,9 @@ def generation(
         for width in ladder(engine.drafter.num_nodes + 1):
             wide = undrafted._replace(drafter=blank(width))
             by_rows[width] = product_flops(functools.partial(step, engine=wide), params, one, arguments[2])
+    begun = None if cost is None else _abstract(adaptive.start(), mesh, P())
     return Workload(
-        lowered=generate_program.lower(*arguments, engine=engine, sizes=sizes),
+        lowered=generate_program.lower(*arguments, engine, sizes, begun),
         loop="jit(generate)/while",
         resident={"weights": params, "cache": cache},
         mesh=mesh,

@@ -76,7 +76,7 @@ class Method(NamedTuple):
     """Holds functions `(prompts, keys) -> Answer` that wait for the result; `keys` has one per prompt."""
 
     answer: Callable[[list[list[int]], jax.Array], Answer]  # whole replies
-    # only the first token of every reply, by the same program if the method has one
+    # only the first token of every reply, by the same program if the method has one; after `answer` for these prompts
     prefill: Callable[[list[list[int]], jax.Array], Answer]
 
 
@@ -90,6 +90,7 @@ class Seen:
     prompts: list[list[int]] | None = None
     before: Payoff | None = None
     after: Payoff | None = None
+    first: list[int] = dataclasses.field(default_factory=list)  # tokens of the replies
 
 
 def engine(
@@ -104,13 +105,14 @@ def engine(
         if prompts is not seen.prompts:
             seen.prompts, seen.before = prompts, seen.after
         out = eagle_jax.generate(target, drafter, prompts, key=keys, payoff=seen.before, **options)
-        seen.after = out.payoff
+        seen.after, seen.first = out.payoff, [row[0] for row in out.tokens]
         return Answer(out.tokens, out.cycles.tolist(), out.accepted.tolist())
 
     def prefill(prompts: list[list[int]], keys: jax.Array) -> Answer:
         request = request_of(target, drafter, prompts, key=keys, **options)
-        budget = jax.numpy.ones_like(request.batch.budget)  # one token per row: the prefill alone
-        return Answer(run_request(request._replace(batch=request.batch._replace(budget=budget))).tokens)
+        # The first token ends its row: the prefill alone. With a budget of 1 the drafter would not read the prompt.
+        ends = jax.numpy.broadcast_to(jax.numpy.asarray(seen.first)[:, None], request.batch.eos_ids.shape)
+        return Answer(run_request(request._replace(batch=request.batch._replace(eos_ids=ends)), seen.before).tokens)
 
     return Method(answer, prefill)
 

@@ -1,8 +1,8 @@
 """Measures tunix's rollouts and those of this library, in an environment with google-tunix; see `test_tunix.py`.
 
-    python tests/integrations/tunix_speed.py [trained|random|smollm2 [TEMPERATURE]]
+    python tests/integrations/tunix_speed.py [trained|random|smollm2 [TEMPERATURES]]
 
-The last line of the output is a JSON object.
+Temperatures are separated by commas. The last line of the output is a JSON object.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from eagle_jax import DraftHead, TreeConfig, load_demo, prompt_lookup
 from eagle_jax.assets import bundled_questions
 from eagle_jax.integrations.tunix import EagleRollout
 from eagle_jax.models.projections import split_projections
+from eagle_jax.runtime.compilation import machine, revision
+from infer import REPOSITORY
 from infer.common.tasks import load_task
 from tests.integrations.tunix_program import EOS, Tokenizer, greedy, texts, tiny_qwen3, vanilla
 
@@ -52,8 +54,10 @@ def bundled_qwen2(target):
     return model
 
 
-def speed(case="trained", temperature="0", tokens=128, rows=8, repetitions=3):
+def speed(case="trained", temperatures="0", tokens=128, rows=8, repetitions=3):
     """Returns tokens per second in float32, of a bundled target ("trained" or "smollm2") or of a random Qwen3.
+
+    Those of every temperature, and the machine.
 
     Sampled texts differ from tunix's, but each engine of ours writes the same ones.
     """
@@ -76,15 +80,26 @@ def speed(case="trained", temperature="0", tokens=128, rows=8, repetitions=3):
         prompts = [" ".join(map(chr, row)) for row in letters]
     config = greedy(tokens, max_prompt_length=256, kv_cache_size=512, eos_tokens=[stop])
 
-    def settings():
-        if not float(temperature):
-            return config
-        seed = jax.random.PRNGKey(0)  # the vanilla engine deletes it
-        return dataclasses.replace(config, temperature=float(temperature), top_p=1.0, seed=seed)
-
     given = dict(rollout_actor=model, tokenizer=words, rollout_config=config)
     engines = {"tunix": vanilla(model, 512, words)}
     engines |= {name: EagleRollout(drafter=drafter, lanes=rows, **given) for name, drafter in drafters.items()}
+    measured = {
+        temperature: measure(engines, prompts, at_temperature(config, float(temperature)), repetitions)
+        for temperature in temperatures.split(",")
+    }
+    return {"machine": machine(), "revision": revision(REPOSITORY), "temperatures": measured}
+
+
+def at_temperature(config, temperature):
+    """Returns a function that makes the settings of a call: the vanilla engine deletes the seed that it gets."""
+    if temperature == 0:
+        return lambda: config
+    law = dict(temperature=temperature, top_p=1.0)
+    return lambda: dataclasses.replace(config, **law, seed=jax.random.PRNGKey(0))
+
+
+def measure(engines, prompts, settings, repetitions):
+    """Returns tokens per second of every engine, and the share of its texts that equal those of others."""
     written = {name: texts(engine.generate(prompts, settings())) for name, engine in engines.items()}  # compiles
     seconds = {name: [] for name in engines}
     for name in list(engines) * repetitions:
@@ -95,8 +110,8 @@ def speed(case="trained", temperature="0", tokens=128, rows=8, repetitions=3):
         name: {
             "tokens": (count := sum(map(len, written[name]))),
             "tokens per second": round(count / float(np.median(seconds[name])), 1),
-            "texts of tunix": sum(map(list.__eq__, written[name], written["tunix"])) / rows,
-            "texts of plain": sum(map(list.__eq__, written[name], written["plain"])) / rows,
+            "texts of tunix": sum(map(list.__eq__, written[name], written["tunix"])) / len(prompts),
+            "texts of plain": sum(map(list.__eq__, written[name], written["plain"])) / len(prompts),
         }
         for name in engines
     }

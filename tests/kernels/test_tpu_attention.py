@@ -45,6 +45,17 @@ def test_blocks_beyond_a_row_are_not_read_and_groups_may_be_split(monkeypatch):
     assert np.isfinite(others).all()
 
 
+@pytest.mark.parametrize(("slots", "length"), [(300, 0), (600, 512), (600, 513), (2176, 1024), (2176, 2176), (40, 900)])
+def test_no_block_beyond_a_row_is_fetched(slots, length):
+    """A step fetches a block if it is another one than that of the step before; the last step adds new tokens."""
+    block = min(slots, tpu_attention.BLOCK)
+    steps = np.arange(-(-slots // block) + 1)
+    held = np.asarray(tpu_attention.block_of(steps, length, slots, block))
+    fetched = 1 + np.count_nonzero(np.diff(held))
+    assert held[0] == 0 and np.all(np.diff(held) >= 0)
+    assert fetched == -(-max(1, min(length, slots)) // block) == -(-tpu_attention.blocks_read(slots, length) // block)
+
+
 def test_gradients_are_those_of_the_definition(monkeypatch):
     monkeypatch.setattr(attention, "attend_cached", functools.partial(attend_cached, interpret=True))
     given = operands(np.random.default_rng(1), (3, 9), sinks=True, window=20)

@@ -45,6 +45,8 @@ def test_parameter_counts():
         ({"program": "train", "rows": 6}, "--rows must be a multiple of --micro-batches 1 x data x fsdp 4, got 6"),
         ({"program": "train", "tensor": 3}, "--tensor must divide the 8 key-value heads, got 3"),
         ({"program": "train", "unroll": 0}, "--unroll must be at least 1, got 0"),
+        ({"by_cost": True, "plain": False}, "--by-cost must come with .*, got --program generate, --no-plain and"),
+        ({"by_cost": True, "method": "vanilla"}, "--by-cost must .* a method that drafts, got .* vanilla"),
     ],
 )
 def test_what_cannot_be_compiled_is_refused(monkeypatch, given, message):
@@ -150,6 +152,38 @@ for topology, (name, sizes) in itertools.product(("v5e:1x1", "v5p:1x1x1", "v6e:1
 def test_attention_to_a_cache_is_one_kernel(repository):
     found = on_tpu(repository, "-c", IMPORTS + KERNELS)
     assert [one["kernels"] for one in found] == [1] * 24
+
+
+LADDER = """
+from eagle_jax.core import CycleCost
+
+target = DecoderConfig(1024, 256, 512, 2, num_heads=4, num_kv_heads=2, head_dim=64)
+for topology, tensor in (("v5e:1x1", 1), ("v6e:2x2", 2)):
+    chip, devices = chip_and_devices(topology)
+    mesh = make_mesh(len(devices) // tensor, tensor, devices=devices)
+    for method in ("pld@7", "eagle3@3x4x16"):
+        cost = CycleCost((1, 4, 8, 17), (1.0, 1.1, 1.2, 1.5), 0.05)
+        sizes = {"batch": 4, "prompt": 1024, "max_tokens": 1024, "draft_vocab": 1024}
+        for given in (None, cost):
+            work = generation(target, method, target, mesh, sampling=make_sampling(0.0), cost=given, **sizes)
+            found = measure(work, chip, "cycle")
+            kernels = work.lowered.compile().as_text().count('"tpu_custom_call"')
+            print(json.dumps(found | {"kernels": kernels}), flush=True)
+"""
+
+
+@needs_libtpu
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_trees_by_their_cost_copy_no_cache(repository):
+    """Branches with passes of all sizes and loops of plain steps write no cache anew, on one device and on a mesh.
+
+    Two layers and a head attend by the kernel everywhere: in the chunks of the prefill and in cycles, and with costs
+    in the passes of every size and in plain steps.
+    """
+    found = on_tpu(repository, "-c", IMPORTS + LADDER)
+    assert [(one["host_transfers"], one["cache_copies"]) for one in found] == [(0, [])] * 8
+    assert [one["kernels"] for one in found] == [4, 10, 7, 16] * 2
 
 
 QUANTISED = """

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import eagle_jax
-from eagle_jax.core import adaptive, prefill
+from eagle_jax.core import adaptive, generate, prefill
 from eagle_jax.runtime import generation
 from eagle_jax.runtime.generation import request_of
 from tests.models import TREES, cycle_result, random_prompts, tiny_head, tiny_target
@@ -33,6 +34,26 @@ def test_calls_continue_what_earlier_ones_have_learnt():
     assert third.tokens == plain.tokens and third.cycles[0] < plain.cycles[0]
     assert plain.payoff is None
     assert eagle_jax.generate(target, None, PROMPTS[:1], cycle_cost=2, payoff=pays, **options).payoff is pays
+
+
+@pytest.mark.parametrize(("wait", "least", "most"), [
+    (299, 0, 0), (298, 31 + 288, 31 + 299), (31, 31 + 32, 31 + 224)
+])  # fmt: skip
+def test_the_drafter_reads_only_what_later_drafts_need(wait, least, most):
+    """A prompt of 31 tokens and a reply of 300 that begins with `wait` plain steps.
+
+    Of the first two calls one drafts nothing and one the last token; the third drafts in vain, at last for longer than
+    the rest of its reply.
+    """
+    target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
+    request = request_of(target, head, PROMPTS[1:2], max_new_tokens=300, eos_ids=(), cycle_cost=2.6)
+    begun = adaptive.start()._replace(wait=jnp.int32(wait), saved=jnp.float32(-9))
+    state = jax.jit(generate, static_argnames=("engine", "sizes"))(
+        *request[:3], engine=request.engine, sizes=request.sizes, payoff=begun
+    )
+    plain = eagle_jax.generate(target, None, PROMPTS[1:2], max_new_tokens=300, eos_ids=())
+    assert state.tokens[0, :300].tolist() == plain.tokens[0]
+    assert least <= int(state.drafter.cache.length[0]) <= most
 
 
 def test_a_new_call_is_a_new_chance_where_drafts_have_saved_steps():
