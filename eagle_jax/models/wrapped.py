@@ -34,9 +34,10 @@ def target_from_layers(
 
     def forward(
         params: Params, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], mask: Bool[Array, "*b T T"],
-        cache: KVCache, taps: tuple[int, ...] = (),
+        cache: KVCache | None, taps: tuple[int, ...] = (),
     ) -> TargetOutput:  # fmt: skip
         batch, new = tokens.shape
+        cache = init_cache(batch, 0) if cache is None else cache
         slots = cache.slots
         committed = jnp.arange(slots)[None, None] < cache.length[:, None, None]
         parts = (jnp.broadcast_to(committed, (batch, new, slots)), jnp.broadcast_to(mask, (batch, new, new)))

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import NamedSharding
@@ -188,7 +189,7 @@ def test_other_models_are_errors():
 
 
 def test_any_tree_by_a_table():
-    """A table of one's own: here of our layout under other names, with a leaf per layer in a list of Linen's kind."""
+    """A table of one's own: here of our layout under other names, with boxed kernels as those of Linen."""
     config = FAMILIES["Llama3"]
     params = drawn(config)
     names = Names((Leaf("layers_{i}/{block}/{name}/weight", "model/h_{i}/{block}_{name}/kernel", "IO->O,I"),
@@ -200,7 +201,7 @@ def test_any_tree_by_a_table():
     for i in range(config.num_layers):
         layer = params[f"layers_{i}"]
         tree["model"][f"h_{i}"] = {name: part["scale"] for name, part in layer.items() if "scale" in part} | {
-            f"{block}_{name}": {"kernel": layer[block][name]["weight"].T}
+            f"{block}_{name}": {"kernel": nn.Partitioned(layer[block][name]["weight"].T, ("embed", None))}
             for block in ("self_attn", "mlp") for name in layer[block]
         }  # fmt: skip
     check_same(Target.from_tree(tree, config, names).params, params)

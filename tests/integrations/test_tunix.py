@@ -69,6 +69,10 @@ def test_a_model_runs_layer_by_layer(run):
 def test_rollouts_are_those_of_tunix(run):
     found = run("rollout")
     assert len({tuple(text) for text in found["vanilla"]}) > 2 and max(map(len, found["vanilla"])) == 24
+    assert min(map(len, found["vanilla"])) < 24, "no reply ends at a stop token"
+    ours, theirs, ends = found["other stops"]
+    assert ours == theirs and ends not in ours
+    assert found["runs of prompts"] == [[3, 2], [3, 1]]  # prompts, and samples of each
     for name in ("plain", "lookup"):
         assert found[name]["tokens"] == found["vanilla"]
         assert found[name]["text"] and found[name]["prompts"]

@@ -14,6 +14,7 @@ import re
 import sys
 import warnings
 from pathlib import Path
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -185,6 +186,19 @@ def rollout():
         }
     engine = engines["lookup"]
     spent = {key: float(payoff.spent) for key, payoff in engine._payoffs.items() if payoff is not None}
+    asked = []
+
+    def noted(*args, samples_per_prompt, **options):
+        asked.append((len(args[2]), samples_per_prompt))
+        return rollouts.rollout(*args, samples_per_prompt=samples_per_prompt, **options)
+
+    with mock.patch("eagle_jax.integrations.tunix.rollout", noted):
+        for prompts in (["b"] * 4 + ["c"] * 2, ["b", "b", "c"]):
+            engine.generate(prompts, config)
+    found["runs of prompts"] = asked
+    ends = int(expected.tokens[0][5])
+    short, cut = (one.generate(PROMPTS[:1], greedy(eos_tokens=[ends, EOS, PAD])).tokens[0] for one in (engine, theirs))
+    found["other stops"] = [list(map(int, short)), list(map(int, cut)), ends]
     found["payoffs"] = [list(engines["plain"]._payoffs.values()), list(spent), min(spent.values()) > 0]
     out = generate(
         Target.from_tunix(model, max_position=512), None, [[BOS, 4, 5]], max_new_tokens=24, eos_ids=[EOS, PAD]

@@ -83,3 +83,14 @@ def test_texts_are_those_of_the_decoder(method):
     np.testing.assert_array_equal(ours.accepted, theirs.accepted)
     for found, expected in zip(ours.log_probs, theirs.log_probs, strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_a_text_needs_no_cache():
+    """A loss of a policy runs over whole texts, without a cache, as with the decoder."""
+    own = tiny_target()
+    target = wrapped(own.config, own.params)
+    tokens = jnp.asarray([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]], jnp.int32)
+    positions, causal = jnp.broadcast_to(jnp.arange(5), (2, 5)), jnp.tril(jnp.ones((5, 5), bool))
+    found, wanted = (one.fn.forward(one.params, tokens, positions, causal, None, (1, 2)) for one in (target, own))
+    np.testing.assert_allclose(found.hidden, wanted.hidden, atol=1e-4)
+    np.testing.assert_allclose(found.features, wanted.features, atol=1e-4)
