@@ -103,8 +103,8 @@ class TargetFn(NamedTuple):
     Attributes:
       forward: `(params, tokens [B,T], positions [B,T], mask [T,T] or [B,T,T] bool, cache, taps) -> TargetOutput`. Token
         i sees every committed token and those new tokens j with mask[i, j]; in a layer with a window, the last of them.
-        The cache is read, never written; None, in training, is an empty one. A draft model takes one more argument, `earlier`: a `NewKV` of uncommitted
-        tokens, whose mask columns come first.
+        The cache is read, never written; None, in training, is an empty one. A draft model takes one more argument,
+        `earlier`: a `NewKV` of uncommitted tokens, whose mask columns come first.
       logits: `(params, hidden [..., H]) -> [..., V] float32`.
       embed: `(params, tokens [...]) -> [..., H]`.
       init_cache: `(batch, slots) -> KVCache`, empty.
