@@ -249,11 +249,8 @@ def generate(
         carry = jax.lax.while_loop(lambda carry: (carry[0].wait == 0) & running(carry), drafted, carry)
         return jax.lax.while_loop(lambda carry: (carry[0].wait > 0) & running(carry), plain, carry)
 
-    begun = adaptive.start()
-    drafts: Array | bool = True
-    if payoff is not None:
-        begun = adaptive.resume(payoff)
-        drafts = adaptive.drafts_later(begun, jnp.minimum(batch.budget, sizes.max_tokens) - 1)
+    begun = adaptive.start() if payoff is None else adaptive.resume(payoff)
+    drafts = adaptive.drafts_later(begun, jnp.minimum(batch.budget, sizes.max_tokens) - 1)
     state = prefill(params, batch, sampling, engine, sizes, drafts)
     after, state = jax.lax.while_loop(lambda carry: ~jnp.all(carry[1].done), rounds, (begun, state))
     return state._replace(payoff=after)

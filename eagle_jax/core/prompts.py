@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from eagle_jax.core import adaptive
 from eagle_jax.core.cache import commit
-from eagle_jax.core.checked import check_arguments, update_if
+from eagle_jax.core.checked import check_arguments, update_checked, update_if
 from eagle_jax.core.randomness import threefry_keys
 from eagle_jax.core.sampling import draw, log_prob
 from eagle_jax.core.types import (
@@ -104,7 +104,8 @@ def prefill(
     The lm_head runs for the last position of a prompt only. Chunks beyond the longest prompt are not computed.
 
     Args:
-      drafts: whether the drafter reads the prompts; else its state stays empty.
+      drafts: whether the drafter reads the prompts. Their last position it reads always: then the compiler leaves out
+        what only a draft after an earlier position would need.
 
     Raises:
       ValueError: an argument has another type or shape, the chunk does not divide P, the slots are too few, or the
@@ -136,9 +137,7 @@ def extend(
     """
     with jax.named_scope("prefill"):
         prefix = read(params, cache, drafter_state, batch.prompts, batch.lengths, engine, sizes.chunk, features, drafts)
-        return begin(
-            params, prefix, batch.budget, batch.eos_ids, batch.keys, sampling, engine, sizes.max_tokens, drafts
-        )
+        return begin(params, prefix, batch.budget, batch.eos_ids, batch.keys, sampling, engine, sizes.max_tokens)
 
 
 def read(
@@ -193,9 +192,9 @@ def read(
 
 def begin(
     params: Params, prefix: Prefix, budget: Int[Array, " B"], eos_ids: Int[Array, "B E"], keys: Key[Array, " B"],
-    sampling: Sampling, engine: Engine, max_tokens: int, drafts: Bool[Array, ""] | bool = True,
+    sampling: Sampling, engine: Engine, max_tokens: int,
 ) -> GenerateState:  # fmt: skip
-    """Emits the first token after every prompt; the arguments are those of a `Batch`, and `drafts` is that of `read`.
+    """Emits the first token after every prompt; the arguments are those of a `Batch`.
 
     Raises:
       ValueError: the drafter's `update` returns another state.
@@ -214,7 +213,7 @@ def begin(
         log_probs = jnp.zeros(tokens.shape, jnp.float32).at[:, 0].set(first)
     return GenerateState(
         cache=prefix.cache,
-        drafter=update_if(drafts, drafter, params, prefix.drafter, last),
+        drafter=update_checked(drafter, params, prefix.drafter, last),
         root=root,
         tokens=tokens,
         num_tokens=finite.astype(jnp.int32),

@@ -170,6 +170,10 @@ class Program:
             or re.search("callback|host", one.attribute("custom_call_target").lower())
         ]  # fmt: skip
 
+    def kernels(self) -> int:
+        """Returns how often the program's text calls the attention kernel."""
+        return sum(one.opcode == "custom-call" and one.name.startswith(KERNEL) for one in self._everywhere())
+
     def copies(self, computation: str, dims: tuple[int, ...]) -> list[str]:
         """Returns the instructions that write a whole array of these sizes to HBM, not a part in place.
 
