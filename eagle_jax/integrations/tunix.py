@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -23,9 +22,10 @@ from jaxtyping import Array, Float, Int
 
 from eagle_jax.checkpoints.memory import leaves_by_path, tunix_config, tunix_names
 from eagle_jax.config import ConfigError, check_integer
-from eagle_jax.core import CycleCost, Params, Payoff, TargetFn
+from eagle_jax.core import CycleCost, Payoff
+from eagle_jax.integrations.arrays import left_padded, own_mesh, token_log_probs
 from eagle_jax.models.quantised import activation_dtype
-from eagle_jax.parallel import make_mesh, row_groups
+from eagle_jax.parallel import row_groups
 from eagle_jax.runtime.drafters import BoundDrafter, DraftHead, PromptLookup, WithLookup
 from eagle_jax.runtime.generation import request_of
 from eagle_jax.runtime.importing import Importer
@@ -46,7 +46,7 @@ OBJECTIVE = Objective(steps=3)
 _FIELDS = {"max_new_tokens": "max_tokens_to_generate", "eos_ids": "eos_tokens", "key": "seed"} | {
     name: name for name in ("temperature", "top_k", "top_p")
 }
-_AXES = {"data": "data", "dp": "data", "fsdp": "fsdp", "tp": "tensor", "tensor": "tensor"}
+_ALPHA = "Pass the alpha of its LoraProvider, or None if all weights are trained."
 
 
 class EagleRollout(BaseRollout):
@@ -59,7 +59,7 @@ class EagleRollout(BaseRollout):
     It holds one copy of the policy. `update_params` writes new weights into its buffers, without compiling.
 
     Args:
-      rollout_actor: the policy, a tunix Llama 3, Qwen2, Qwen3 or Gemma 3 without experts or adapters.
+      rollout_actor: the policy, a tunix Llama 3, Qwen2, Qwen3 or Gemma 3 without experts.
       tokenizer: tunix's `TokenizerAdapter`, or what it adapts.
       mesh: of the rollout; None is the policy's device. Axes "fsdp" and "tp" become "fsdp" and "tensor" of
         `eagle_jax.parallel.make_mesh`.
@@ -73,12 +73,14 @@ class EagleRollout(BaseRollout):
         `head_updates` times, as `eagle_jax.training.adapt`; None leaves it as it is.
       head_micro: parts of the replies that such an update computes one after another, to save memory.
       max_position: longest prompt and reply together, in tokens.
+      lora_alpha: alpha of the policy's LoRA rules (qwix), if it trains adapters: the copy has them merged into its
+        weights, in float32, at every update. They must be without dropout.
 
     Raises:
       CheckpointError: the policy cannot be imported.
-      ConfigError: a number is too small; the mesh has other axes or does not divide the policy; `drafter` is no
-        function that returns a drafter; it looks nothing up and there is a history; or it has no EAGLE head and there
-        is an optimizer.
+      ConfigError: a number is too small, or has no effect; the mesh has other axes or does not divide the policy;
+        `drafter` is no function that returns a drafter; it looks nothing up and there is a history; it has no EAGLE
+        head and there is an optimizer; or the policy has adapters and `lora_alpha` is None.
       ValueError: `cycle_cost` is no cost of the drafter. MemoryError: the copy of the policy does not fit in device
         memory.
     """
@@ -88,28 +90,34 @@ class EagleRollout(BaseRollout):
         drafter: Callable[[Target], BoundDrafter] | None = None, lanes: int = 16,
         cycle_cost: float | CycleCost | None = None, history: int = 0,
         head_optimizer: optax.GradientTransformation | None = None, head_updates: int = 2, head_micro: int = 1,
-        max_position: int = 32768,
+        max_position: int = 32768, lora_alpha: float | None = None,
     ) -> None:  # fmt: skip
         for name, value, least in (("lanes", lanes, 1), ("history", history, 0), ("head_updates", head_updates, 1),
-                                   ("head_micro", head_micro, 1)):  # fmt: skip
+                                   ("head_micro", head_micro, 1), ("max_position", max_position, 1)):  # fmt: skip
             check_integer(name, value, least)
+        for given, what in ((drafter is None and cycle_cost is not None, "cycle_cost must come with a drafter"),
+                            (head_optimizer is None and (head_updates, head_micro) != (2, 1),
+                             "head_updates and head_micro must come with a head_optimizer")):  # fmt: skip
+            if given:
+                raise ConfigError(f"{what}, got None. Pass both or neither.")
         if drafter is not None and not callable(drafter):
             raise ConfigError(
                 f"drafter must be a function of the target, got a {type(drafter).__name__}. Pass one, such as "
                 "lambda target: eagle_jax.load_drafter(path, target)."
             )
         self._device = mesh.devices.flat[0] if mesh is not None and mesh.size == 1 else None
-        leaves = self._placed(leaves_by_path(rollout_actor))
-        if adapters := [path for path in leaves if "lora" in path.lower()]:
-            raise ConfigError(
-                f"rollout_actor must be without adapters (LoRA), got {adapters[0]!r}. Train all weights, or keep "
-                'rollout_engine="vanilla".'
-            )
-        config = tunix_config(rollout_actor, max_position)
+        leaves = leaves_by_path(rollout_actor)
+        adapters = [path for path in leaves if "lora" in path.lower()]
+        if bool(adapters) != (lora_alpha is not None):
+            got = f"None and {adapters[0]!r}" if adapters else f"{lora_alpha!r} without adapters"
+            raise ConfigError(f"lora_alpha must be that of a policy with adapters (LoRA), got {got}. {_ALPHA}")
+        config, names = tunix_config(rollout_actor, max_position), tunix_names(rollout_actor, lora_alpha)
+        # The trainer sends adapters alone. What they are merged into is the trainer's own, which it does not change.
+        self._frozen = {path: leaf for path, leaf in leaves.items() if adapters and path not in adapters}
         dtype = str(jnp.dtype(rollout_config.data_type or activation_dtype(leaves)))
-        self._importer = Importer(tunix_names(rollout_actor), config, dtype, _own_mesh(mesh))
+        self._importer = Importer(names, config, dtype, own_mesh(mesh))
         fn = on_mesh(config, dtype, self._importer.mesh)  # first: it checks the key-value heads
-        params = self._importer(leaves)
+        params = self._importer(self._placed(leaves))
         self._target = Target(config, params, fn, type(rollout_actor).__name__, dtype, self._importer.mesh)
         with jax.default_device(self._device):
             self._drafter = None if drafter is None else drafter(self._target)
@@ -183,7 +191,8 @@ class EagleRollout(BaseRollout):
             )
         ids = [self._tokenize(prompt) for prompt in prompts]
         samples = math.gcd(*(len(list(run)) for _, run in itertools.groupby(prompts)))
-        sampled, given_stops = rollout_config.temperature > 0, rollout_config.eos_tokens
+        sampled, given_stops = rollout_config.temperature != 0, rollout_config.eos_tokens
+        self._check_room(max(map(len, ids)), rollout_config.max_tokens_to_generate)
         found = _named(
             rollout,
             self._target,
@@ -195,7 +204,7 @@ class EagleRollout(BaseRollout):
             samples_per_prompt=samples,
             max_new_tokens=rollout_config.max_tokens_to_generate,
             temperature=rollout_config.temperature,
-            top_k=max(rollout_config.top_k or 0, 0),
+            top_k=0 if rollout_config.top_k in (None, -1) else rollout_config.top_k,
             top_p=1.0 if rollout_config.top_p is None else rollout_config.top_p,
             eos_ids=(stops := [self.eos_id()] if given_stops is None or not len(given_stops) else list(given_stops)),
             key=self._key(rollout_config.seed) if sampled else None,
@@ -215,7 +224,7 @@ class EagleRollout(BaseRollout):
             text=[self._tokenizer.decode(row.tolist()) for row in tokens],
             logits=[],
             tokens=tokens,
-            left_padded_prompt_tokens=_left_padded(ids, rollout_config.max_prompt_length, self.pad_id()),
+            left_padded_prompt_tokens=left_padded(ids, rollout_config.max_prompt_length, self.pad_id()),
             logprobs=kept,
         )
 
@@ -227,14 +236,18 @@ class EagleRollout(BaseRollout):
         return token_log_probs(self._target.params, *inputs, fn=self._target.fn, pad_id=self.pad_id())
 
     def update_params(self, params: Any, filter_types: tuple[Any, ...] | None = None) -> None:
-        """Copies the weights of the trained model, a state of `nnx.Param`, into the buffers of this engine.
+        """Copies the weights of the trained model into the buffers of this engine.
 
         Equal shapes and shardings share one compiled program. Nothing is copied to the host.
 
+        Args:
+          params: a state of `nnx.Param`, or of `nnx.LoRAParam` if the policy has adapters. filter_types: is not read.
+
         Raises:
-          CheckpointError: a parameter is missing or unknown, such as those of adapters alone.
+          CheckpointError: a parameter is missing or unknown.
         """
-        new = self._importer(self._placed(leaves_by_path(params)), old=self._target.params)
+        leaves = self._placed(self._frozen | leaves_by_path(params))
+        new = self._importer(leaves, old=self._target.params)
         self._target = dataclasses.replace(self._target, params=new)
         if self._drafter is not None:
             self._drafter = self._drafter.rebind(self._target)
@@ -265,6 +278,16 @@ class EagleRollout(BaseRollout):
     def _placed(self, leaves: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns the leaves on the device of the rollout, if it has one device of its own."""
         return leaves if self._device is None else jax.device_put(dict(leaves), self._device)
+
+    def _check_room(self, longest: int, budget: Any) -> None:
+        """Checks that the longest prompt and a reply fit; `rollout` checks the budget alone."""
+        most = self._target.config.max_position
+        if isinstance(budget, int) and longest + budget > most:
+            raise ValueError(
+                f"rollout_config.max_tokens_to_generate must be at most {max(0, most - longest)} after a prompt of "
+                f"{longest} tokens (max_position is {most}), got {budget}. Lower it, or raise max_position of "
+                "EagleRollout."
+            )
 
     def _follow(self, prompts: list[list[int]], found: Any, most: int) -> None:
         """Updates the head on replies of the present policy, and the history."""
@@ -312,25 +335,6 @@ class EagleRollout(BaseRollout):
         return int(seed) if is_array and seed.ndim == 0 and jnp.issubdtype(seed.dtype, jnp.integer) else seed
 
 
-@functools.partial(jax.jit, static_argnames=("fn", "pad_id"))
-def token_log_probs(
-    params: Params, prompts: Int[Array, "B P"], completions: Int[Array, "B C"], *, fn: TargetFn, pad_id: int
-) -> Float[Array, "B C"]:
-    """Returns the log-probability of every completion token; prompts are padded on the left, completions on the right.
-
-    Positions and mask are those of tunix's `process_ids` (`tunix/rl/common.py`).
-    """
-    tokens = jnp.concatenate([prompts, completions], axis=1)
-    length, width = tokens.shape[1], completions.shape[1]
-    real = tokens != pad_id
-    positions = jnp.maximum(jnp.cumsum(real, axis=1) - 1, 0)
-    seen = jnp.tril(jnp.ones((length, length), bool))[None] & real[:, None, :]
-    seen = seen | jnp.eye(length, dtype=bool)[None]  # padding sees itself: a softmax needs one score
-    hidden = fn.forward(params, tokens, positions, seen, None, ()).hidden
-    log_probs = jax.nn.log_softmax(fn.logits(params, hidden[:, length - width - 1 : -1]))
-    return jnp.take_along_axis(log_probs, completions[..., None], axis=-1)[..., 0]
-
-
 def _named(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Calls `rollout`; an error names the field of `RolloutConfig` that a user of tunix has set."""
     try:
@@ -340,38 +344,3 @@ def _named(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
         if name not in _FIELDS:
             raise
         raise type(error)(f"rollout_config.{_FIELDS[name]} {rest}") from None
-
-
-def _left_padded(rows: Sequence[Sequence[int]], width: int, pad_id: int) -> np.ndarray:
-    """Returns [B, W] int32; W is `width`, or the next power of two of a longer row, as in tunix."""
-    longest = max(map(len, rows))
-    if longest > width:
-        width = 1 << (longest - 1).bit_length()
-    padded = np.full((len(rows), width), pad_id, np.int32)
-    for index, row in enumerate(rows):
-        padded[index, width - len(row) :] = row
-    return padded
-
-
-def _own_mesh(mesh: Mesh | None) -> Mesh | None:
-    """Returns the mesh of this library on the same devices; None for a single device.
-
-    Raises:
-      ConfigError: an axis has another name and more than one device.
-    """
-    if mesh is None or mesh.size == 1:
-        return None
-    sizes = dict.fromkeys(("data", "fsdp", "tensor"), 1)
-    order = []
-    for axis, size in mesh.shape.items():
-        if size == 1:
-            continue
-        if axis not in _AXES:
-            raise ConfigError(
-                f"mesh must have the axes {sorted(_AXES)}, got {axis!r}={size}. Rename it or set it to 1."
-            )
-        sizes[_AXES[axis]] *= size
-        order.append(_AXES[axis])
-    if order != sorted(order, key=list(sizes).index):
-        raise ConfigError(f"mesh must have its axes in the order data, fsdp, tp, got {mesh.axis_names}. Reorder them.")
-    return make_mesh(**sizes, devices=mesh.devices.flat)

@@ -25,7 +25,7 @@ from eagle_jax.runtime.tokens import integers, is_list, token_rows
 PREFILL_CHUNK = 256
 """Most prompt tokens per prefill pass."""
 
-NESTING = "generate takes a list of prompts, and stream takes one prompt."
+NESTING = "generate and rollout take a list of prompts, and stream takes one prompt."
 """Remedy for prompts that are nested too much or too little."""
 
 StopTokens = int | Sequence[int] | Sequence[Sequence[int]] | None
@@ -188,7 +188,9 @@ def _check_budgets(max_new_tokens: int | Sequence[int], rows: list[np.ndarray], 
     budgets: list[Any] = list(given) if several else [given] * len(rows)
     budgets = [int(budget) if isinstance(budget, np.integer) else budget for budget in budgets]
     if len(budgets) != len(rows):
-        raise ValueError(f"max_new_tokens must have a number per prompt ({len(rows)}), got {len(budgets)}. Give one.")
+        raise ValueError(
+            f"max_new_tokens must be a number, or one per prompt ({len(rows)}), got {len(budgets)}. Pass one number."
+        )
     for index, (budget, row) in enumerate(zip(budgets, rows, strict=True)):
         check_integer(f"max_new_tokens[{index}]" if several else "max_new_tokens", budget)
         room = config.max_position - len(row)

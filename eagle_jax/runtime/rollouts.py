@@ -82,7 +82,7 @@ def rollout(
       drafter: None is plain decoding; "auto" is the fastest one of `profile` for a batch of `lanes`.
       prompts: token ids per prompt.
       lanes: replies at a time.
-      samples_per_prompt: replies to every prompt, which is read once.
+      samples_per_prompt: replies to every prompt, which is read once. At temperature 0 they are all the same.
       room: prompts that are read together; None is a quarter of the lanes.
       profile, cycle_cost, payoff: as in `generate`. While drafts do not pay, an eighth of the lanes may wait for a next
         prompt for up to 32 passes.

@@ -90,8 +90,8 @@ class Target:
 
     @classmethod
     def from_tunix(
-        cls, model: Any, *, max_position: int = 32768, eos_ids: Sequence[int] = (), mesh: Mesh | None = None,
-        dtype: str | None = None,
+        cls, model: Any, *, max_position: int = 32768, eos_ids: Sequence[int] = (), lora_alpha: float | None = None,
+        mesh: Mesh | None = None, dtype: str | None = None,
     ) -> Target:  # fmt: skip
         """Makes a target from a model of tunix: Llama 3, Qwen2, Qwen3 or Gemma 3, without experts.
 
@@ -99,14 +99,15 @@ class Target:
 
         Args:
           max_position: longest context in tokens, and eos_ids: stop tokens; the model states neither.
+          lora_alpha: alpha of the model's LoRA rules, if it has adapters: they are merged into the copy.
           mesh, dtype: as in `from_tree`.
 
         Raises:
-          CheckpointError: the model is of another class, or has experts or adapters. ConfigError, MemoryError: as
-            `from_tree`.
+          CheckpointError: the model is of another class, has experts, or has adapters without `lora_alpha`.
+          ConfigError, MemoryError: as `from_tree`.
         """
-        config = tunix_config(model, max_position, eos_ids)
-        return cls.from_tree(model, config, tunix_names(model), name=type(model).__name__, mesh=mesh, dtype=dtype)
+        config, names = tunix_config(model, max_position, eos_ids), tunix_names(model, lora_alpha)
+        return cls.from_tree(model, config, names, name=type(model).__name__, mesh=mesh, dtype=dtype)
 
     @classmethod
     def from_gemma(
@@ -147,14 +148,20 @@ class Target:
 
 
 def check_target(target: Target, name: str = "target") -> None:
-    """Checks that the argument `name` is a `Target`.
+    """Checks that the argument `name` is a `Target` with its weights.
 
     Raises:
-      ValueError: it has another type.
+      ValueError: it has another type, or its arrays were deleted, as by an update in their buffers.
     """
     if not isinstance(target, Target):
         raise ValueError(
             f"{name} must be a Target, got a {type(target).__name__}. Pass the result of eagle_jax.load_target."
+        )
+    arrays = [leaf for leaf in jax.tree.leaves(target.params) if isinstance(leaf, jax.Array)]
+    if any(not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted() for leaf in arrays):
+        raise ValueError(
+            f"{name} must have its weights, got {target.name!r}, whose arrays were deleted by a donation or an "
+            "Importer(..., old=). Use the target with the new weights."
         )
 
 

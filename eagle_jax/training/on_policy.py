@@ -98,7 +98,7 @@ def pack_replies(
     if features is None or len(features) != len(tokens):
         raise ValueError(
             f"features must have a row per reply ({len(tokens)}), got {'None' if features is None else len(features)}. "
-            "Call rollout with taps=rollout_taps(target.config, head.config)."
+            "Pass out.features of a rollout with taps=rollout_taps(target.config, head.config)."
         )
     if not len(prompts) or len(tokens) % len(prompts):
         raise ValueError(

@@ -109,6 +109,24 @@ def test_three_steps_of_grpo(kind, run):
 
 
 @pytest.mark.slow
+def test_adapters_are_part_of_the_policy(run):
+    found = run("logits", program="tunix_lora.py")
+    assert len(found) == 8
+    for name, model in found.items():
+        assert model["difference"] < ROUNDING < 1 < model["moved"], (name, model)
+        assert model["adapters"] >= 28, name
+
+
+@pytest.mark.slow
+def test_three_steps_of_grpo_train_adapters(run):
+    found = run("grpo", program="tunix_lora.py")
+    assert found["trained"] == 6 and len(found["steps"]) == 3 and found["weights as before"]
+    assert all(step["ours"] == step["vanilla"] for step in found["steps"])
+    assert len({json.dumps(step["ours"]) for step in found["steps"]}) == 3
+    assert [step["programs"] for step in found["steps"]] == [0, 1, 1]
+
+
+@pytest.mark.slow
 def test_a_head_and_a_history_follow_the_policy(run):
     found = run("follow")
     steps = found["steps"]
@@ -130,16 +148,27 @@ def test_wrong_engines_and_calls_are_refused(run):
         "lanes must be an integer of at least 1, got 2.5",
         "drafter must be a function of the target, got a str",
         "drafter must return a BoundDrafter, got a NoneType",
-        "rollout_actor must be without adapters (LoRA), got 'layers/0/attn/q_proj/w_lora_a'",
+        "lora_alpha must be that of a policy with adapters (LoRA), got None and 'layers/0/attn/q_proj/w_lora_a'",
+        "lora_alpha must be that of a policy with adapters (LoRA), got 16.0 without adapters. Pass the alpha of",
+        "lora_alpha must be a number above 0, got -1.0",
+        "model: parameters must be those of Qwen3ForCausalLM, got 'layers/0/attn/q_proj/w_lora_a'",
         "head_optimizer must be of optax, got a float",
         "cycle_cost must be a number of plain steps, at least 1",
+        "cycle_cost must come with a drafter, got None",
+        "head_updates and head_micro must come with a head_optimizer, got None",
+        "head_updates and head_micro must come with a head_optimizer, got None",
+        "max_position must be an integer of at least 1, got 0",
         "prompts must be one or more strings, got []",
         "prompts must be one or more strings, got 'b c'",
-        "rollout_config.max_tokens_to_generate must be",
+        "rollout_config.max_tokens_to_generate must be an integer of at least 1, got 0",
+        "rollout_config.max_tokens_to_generate must be an integer of at least 1, got None",
         "generate must be called with prompts and rollout_config, got images",
         "rollout_config.seed must be",
+        "rollout_config.temperature must be a number, got None",
+        "rollout_config.top_k must be",
+        "rollout_config.max_tokens_to_generate must be at most 9 after a prompt of 7 tokens (max_position is 16)",
     )
-    found = run("refused")
+    found = run(program="tunix_refused.py")
     assert len(found) == len(messages)
     for message, error in zip(messages, found, strict=True):
         assert error.startswith(message), error

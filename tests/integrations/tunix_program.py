@@ -337,31 +337,6 @@ def follow(steps=6):
     return {"steps": found, "kept": kept}
 
 
-def refused():
-    """Returns the messages of wrong engines and calls."""
-    policy, adapted, found = tiny_qwen3(), tiny_qwen3(), []
-    adapted.layers[0].attn.q_proj.w_lora_a = nnx.Param(jnp.zeros(2))
-    for one, own in (
-        (policy, {"history": 9}), (policy, {"head_optimizer": optax.sgd(1.0)}), (policy, {"lanes": 2.5}),
-        (policy, {"drafter": "head"}), (policy, {"drafter": lambda target: None}), (adapted, {}),
-        (policy, {"drafter": own_head, "head_optimizer": 3e-4}), (policy, {"cycle_cost": 0.5}),
-    ):  # fmt: skip
-        try:
-            eagle(one, **own)
-        except ValueError as error:
-            found.append(str(error))
-    engine = eagle(policy)
-    for prompts, config, images in (
-        ([], greedy(), None), ("b c", greedy(), None), (PROMPTS, greedy(0), None), (PROMPTS, greedy(), [0]),
-        (PROMPTS, greedy(temperature=1.0, seed="one"), None),
-    ):  # fmt: skip
-        try:
-            engine.generate(prompts, config, images=images)
-        except ValueError as error:
-            found.append(str(error))
-    return found
-
-
 def devices():
     """Returns whether an engine on the second device writes what the first device's policy writes, before and after."""
     first, second = jax.devices()[:2]
@@ -394,7 +369,6 @@ if __name__ == "__main__":
         "rollout": rollout,
         "grpo": grpo,
         "follow": follow,
-        "refused": refused,
         "devices": devices,
     }
     print(json.dumps(parts[sys.argv[1]](*sys.argv[2:])))

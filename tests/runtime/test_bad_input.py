@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -42,13 +43,22 @@ def nothing_is_compiled():
     assert generation.generate_program._cache_size() == before
 
 
+def test_a_target_whose_arrays_were_donated_is_named():
+    target = dataclasses.replace(tiny_target(), params=jax.tree.map(jnp.copy, tiny_target().params))
+    jax.tree.leaves(target.params)[0].delete()
+    with pytest.raises(
+        ValueError, match=r"target must have its weights, got '.*', whose arrays were deleted by a donat"
+    ):
+        eagle_jax.generate(target, None, GOOD, max_new_tokens=4)
+
+
 @pytest.mark.parametrize(
     ("prompts", "message"),
     [
         ([], "non-empty list of lists"),
         (None, "non-empty list of lists"),
         ("hello", r"prompts must be .*, got 'hello'\. Tokenize the text first"),
-        ([1, 2], r"prompts\[0\] must be a non-empty flat list of token ids, got 1\. generate takes a list of prompts"),
+        ([1, 2], r"prompts\[0\] must be a non-empty flat list of token ids, got 1\. generate and rollout take a list"),
         (["hello"], r"prompts\[0\] must be .*, got 'hello'\. Tokenize the text first"),
         ([BatchEncoding({"input_ids": [1]})], r"prompts\[0\] must be .*, got {.*\. Pass its \['input_ids'\]"),
         ([[1], []], r"prompts\[1\] must be a non-empty .*, got \[\]"),
@@ -72,7 +82,7 @@ def test_invalid_prompts_raise_errors(prompts, message):
         (dict(max_new_tokens=510), "must fit in the model's 512 positions, got 3 \\+ 510.*at most 509"),
         (dict(log_probs="draft"), "log_probs must be 'target', 'law' or None, got 'draft'"),
         (dict(max_new_tokens=0), "max_new_tokens must be .*at least 1, got 0"),
-        (dict(max_new_tokens=[3, 3]), r"a number per prompt \(1\), got 2"),
+        (dict(max_new_tokens=[3, 3]), r"a number, or one per prompt \(1\), got 2"),
         (dict(temperature=-1.0), "temperature must be .*, got -1.0"),
         (dict(temperature=1.0), "Pass key="),
         (dict(eos_ids=[12]), "eos_ids must be 0 to 11, got 12"),

@@ -155,7 +155,7 @@ def test_memory_is_that_of_lanes_and_room(monkeypatch):
         (dict(cycle_cost=0.5), "cycle_cost must be a number of plain steps, at least 1"),
         (dict(temperature=1.0), "key must be given at temperature > 0"),
         (dict(temperature=1.0, key=np.zeros((5, 2), np.uint32)), "an array of 6 keys .one per reply."),
-        (dict(max_new_tokens=[1]), "max_new_tokens must have a number per prompt .6., got 1"),
+        (dict(max_new_tokens=[1]), "max_new_tokens must be a number, or one per prompt .6., got 1"),
     ],
 )
 def test_bad_arguments_raise(options, message, monkeypatch):

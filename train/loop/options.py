@@ -77,9 +77,8 @@ class HeadArgs(RunArgs):
     unroll: int | None = None  # steps of an EAGLE head on its own outputs (method default: eagle3 7, hass 3, eagle1 1)
     # weight of each step (Medusa: each head) relative to the one before (method default: hass 1, the others 0.8)
     decay: float | None = None
-    token_loss: Literal["ce", "lk", "lk_blend"] | None = (
-        None  # ce, lk (-log acceptance) or lk_blend (method default: ce)
-    )
+    # ce, lk (-log acceptance) or lk_blend (method default: ce)
+    token_loss: Literal["ce", "lk", "lk_blend"] | None = None
     # rate of lk_blend: a larger one gives the total variation more weight at the same acceptance (method default: 3)
     eta: float | None = None
     token_weight: float | None = None  # weight of the token loss (method default: eagle3 1, others 0.1)
@@ -98,9 +97,8 @@ class HeadArgs(RunArgs):
     # residual blocks per head (method default: 1; the authors' Hydra++ has 4, the last three with shared weights). The
     # authors' code reads at most 1 (Medusa) or 2 (Hydra)
     head_layers: int | None = None
-    teacher: bool | None = (
-        None  # labels are the target's distribution instead of the text's tokens (method default: True for hydra++)
-    )
+    # labels are the target's distribution instead of the text's tokens (method default: True for hydra++)
+    teacher: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

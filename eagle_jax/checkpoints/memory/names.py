@@ -16,6 +16,7 @@ from jaxtyping import Array
 
 from eagle_jax.checkpoints.files.fields import CheckpointError
 from eagle_jax.checkpoints.files.mapping import expected_shapes, template_pattern
+from eagle_jax.checkpoints.memory.adapters import adapter_paths, merge_adapter
 from eagle_jax.config import DecoderConfig
 from eagle_jax.core.types import Params
 
@@ -45,10 +46,13 @@ class Names(NamedTuple):
     Attributes:
       leaves: of the rules whose `path` matches one of our parameters, the first counts whose source exists.
       ignored: patterns of leaves that are not read.
+      lora_alpha: of adapters, which are merged into their weights (`checkpoints.memory.adapters`). With None they are
+        unknown leaves.
     """
 
     leaves: tuple[Leaf, ...]
     ignored: tuple[str, ...] = ()
+    lora_alpha: float | None = None
 
 
 def leaves_by_path(tree: Any) -> dict[str, Any]:
@@ -89,22 +93,27 @@ def check_leaves(names: Names, leaves: Mapping[str, Any], config: DecoderConfig,
     """
     matches, shapes = _matches(names, leaves, config, where), expected_shapes(config)
     used = {source for _, source, _ in matches}
+    if names.lora_alpha is not None:
+        used |= {path for source in used if _adapter(names, source, leaves) for path in adapter_paths(source)}
     ignored = [path for path in leaves if any(re.fullmatch(pattern, path) for pattern in names.ignored)]
     if unused := sorted(set(leaves) - used - set(ignored)):
         raise CheckpointError(
             f"{where}: parameters must be those of {config.architecture}, got {unused[0]!r} ({len(unused)} unknown). "
-            "Merge adapters such as LoRA into the weights, or add the name to the table."
+            "Pass lora_alpha if these are adapters (LoRA), or add the name to the table."
         )
     for path, source, leaf in matches:
         expected = shapes[path]
-        try:
-            found = jax.eval_shape(lambda array, leaf=leaf: _converted(leaf, array, config), _shape(leaves[source]))
-        except (TypeError, ValueError, IndexError):
-            found = None
-        if found is None or found.shape != expected:
+        if _converted_shape(leaf, leaves[source], config) != expected:
+            how = "the shape" if leaf.axes is None else f"a shape that the axes {leaf.axes} turn into"
             raise CheckpointError(
-                f"{where}: {source} must have a shape that becomes {list(expected)} by {leaf.axes or 'no change'}, got "
-                f"{list(leaves[source].shape)}. Pass the configuration of this model."
+                f"{where}: {source} must have {how} {list(expected)}, got {list(leaves[source].shape)}. Pass the "
+                "configuration of this model."
+            )
+        pair = _adapter(names, source, leaves)
+        if pair and _converted_shape(leaf, leaves[source], config, pair) != expected:
+            raise CheckpointError(
+                f"{where}: {source} {list(leaves[source].shape)} needs adapters [inputs, rank] and [rank, outputs], "
+                f"got {list(pair[0].shape)} and {list(pair[1].shape)}. Merge them into the weight."
             )
 
 
@@ -119,9 +128,10 @@ def import_params(
     Raises:
       CheckpointError: a leaf is missing.
     """
-    found = {}
+    found, alpha = {}, 1.0 if names.lora_alpha is None else names.lora_alpha
     for path, source, leaf in _matches(names, leaves, config, where):
-        array = _converted(leaf, jnp.asarray(leaves[source]), config)
+        pair = jax.tree.map(jnp.asarray, _adapter(names, source, leaves))
+        array = _converted(leaf, jnp.asarray(leaves[source]), config, pair, alpha)
         found[path] = array if dtype is None else array.astype(dtype)
     return unflatten_dict(found, sep="/")
 
@@ -138,7 +148,12 @@ def rearrange(array: Array, axes: str) -> Array:
     return array.transpose(order).reshape([math.prod(size[letter] for letter in group) for group in after.split(",")])
 
 
-def _converted(leaf: Leaf, array: Array, config: DecoderConfig) -> Array:
+def _converted(
+    leaf: Leaf, array: Array, config: DecoderConfig, adapter: tuple[Array, Array] | None, alpha: float = 1.0
+) -> Array:
+    """Returns our parameter of a leaf, with the adapter merged if there is one."""
+    if adapter:
+        array = merge_adapter(array, *adapter, leaf.axes, leaf.element is not None, alpha)
     if leaf.element is not None:
         array = array[leaf.element]
     if leaf.convert is not None:
@@ -161,12 +176,25 @@ def _matches(names: Names, leaves: Mapping[str, Any], config: DecoderConfig, whe
         if present is None:
             stated = " or ".join(source for source, _ in sources)
             raise CheckpointError(
-                f"{where}: must have the parameter {stated} ({path} here), got none. Pass all parameters of the model, "
-                "and the configuration with its number of layers."
+                f"{where}: must have the parameter {stated} (named {path} in this library), got none. Pass all "
+                "parameters of the model, and the configuration with its number of layers."
             )
         found.append((path, *present))
     return found
 
 
-def _shape(array: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(array.shape, array.dtype)
+def _adapter(names: Names, source: str, leaves: Mapping[str, Any]) -> tuple[Any, Any] | None:
+    """Returns both parts of the adapter of a leaf, if it has one that is merged."""
+    down, up = adapter_paths(source)
+    return (leaves[down], leaves[up]) if names.lora_alpha is not None and {down, up} <= set(leaves) else None
+
+
+def _converted_shape(
+    leaf: Leaf, array: Any, config: DecoderConfig, adapter: tuple[Any, Any] | None = None
+) -> tuple[int, ...] | None:
+    """Returns the shape that `_converted` gives, or None if it cannot convert arrays of these shapes."""
+    shapes = jax.tree.map(lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype), (array, adapter))
+    try:
+        return jax.eval_shape(lambda one, pair: _converted(leaf, one, config, pair), *shapes).shape
+    except (TypeError, ValueError, IndexError):
+        return None

@@ -6,6 +6,8 @@ The models are recognised by the names of their classes, so nothing here imports
 from __future__ import annotations
 
 import inspect
+import math
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,19 +38,23 @@ _NAMES = {"Llama3": LLAMA, "Qwen2": LLAMA, "Qwen3": LLAMA, "Gemma3": GEMMA3}
 _PERIOD = 6  # of Gemma 3: five layers with a window, then one without
 
 
-def tunix_names(model: Any) -> Names:
-    """Returns the table of a model of tunix.
+def tunix_names(model: Any, lora_alpha: float | None = None) -> Names:
+    """Returns the table of a model of tunix; `lora_alpha` is that of `Names`.
 
     Raises:
-      CheckpointError: the class of the model is not supported.
+      CheckpointError: the class of the model is not supported. ConfigError: `lora_alpha` is no number above 0.
     """
+    if lora_alpha is not None and not (isinstance(lora_alpha, numbers.Real) and 0 < lora_alpha < math.inf):
+        raise ConfigError(
+            f"lora_alpha must be a number above 0, got {lora_alpha!r}. Pass the alpha of the model's LoraProvider."
+        )
     kind = type(model).__name__
     if kind not in _NAMES:
         raise CheckpointError(
             f"model must be a tunix {', '.join(_NAMES)}, got a {kind}. For another model pass its configuration and "
             "table to Target.from_tree."
         )
-    return _NAMES[kind]
+    return _NAMES[kind]._replace(lora_alpha=lora_alpha)
 
 
 def tunix_config(model: Any, max_position: int, eos_ids: Sequence[int] = ()) -> DecoderConfig:

@@ -1,0 +1,41 @@
+"""Merges adapters (LoRA, arXiv:2106.09685) of qwix into the weights that they change."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+def adapter_paths(path: str) -> tuple[str, str]:
+    """Returns the paths of both parts of the adapter of a leaf."""
+    return f"{path}_lora_a", f"{path}_lora_b"
+
+
+def merge_adapter(
+    weight: Float[Array, "..."], down: Float[Array, "..."], up: Float[Array, "..."], axes: str | None, stacked: bool,
+    alpha: float,
+) -> Float[Array, "..."]:  # fmt: skip
+    """Returns `weight + alpha / rank * down @ up`, computed in float32, in the dtype of the weight.
+
+    Args:
+      weight: of another library, before `Leaf` is applied.
+      down: [*inputs, rank]; qwix merges the inputs of some layers into one axis. up: [rank, *outputs]; inputs and
+        outputs are in the order of the weight's axes.
+      axes: of `Leaf`; the last group of the result has the inputs. None is no matrix, and has no adapter.
+      stacked: whether the weight has one more axis in front, of outputs, from which `Leaf` takes an element.
+
+    Raises:
+      ValueError: the shapes do not fit, or `axes` is None.
+    """
+    if axes is None:
+        raise ValueError("axes must be those of a matrix, got None. Merge this adapter before.")
+    before, after = axes.split("->")
+    before = "*" * stacked + before  # no letter of a table
+    inputs = [letter for letter in before if letter in after.rpartition(",")[2]]
+    outputs = [letter for letter in before if letter not in inputs]
+    size, rank = dict(zip(before, weight.shape, strict=True)), down.shape[-1]
+    down = down.reshape([*(size[letter] for letter in inputs), rank]).astype(jnp.float32)
+    up = up.reshape([rank, *(size[letter] for letter in outputs)]).astype(jnp.float32)
+    product = jnp.tensordot(down, up, 1)  # axes: inputs, then outputs
+    product = product.transpose([[*inputs, *outputs].index(letter) for letter in before])
+    return (weight.astype(jnp.float32) + alpha / rank * product).astype(weight.dtype)
