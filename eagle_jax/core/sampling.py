@@ -67,6 +67,17 @@ def process_logits(logits: Float[Array, "*b V"], sampling: Sampling) -> Float[Ar
     return jax.nn.log_softmax(logits, axis=-1)
 
 
+def largest(values: Float[Array, "*b V"], count: int) -> tuple[Float[Array, "*b K"], Int[Array, "*b K"]]:
+    """Returns the largest values of every row in descending order, and their places; of equal ones the lower place.
+
+    As `jax.lax.top_k`, whose compiled form on a TPU depends on the rank: of two axes it is one kernel, of more a sort
+    of all values.
+    """
+    found = jax.lax.top_k(values.reshape(-1, values.shape[-1]), count)
+    best, places = (part.reshape(*values.shape[:-1], count) for part in found)
+    return best, places
+
+
 def _cut_by_rank(logits: Float[Array, "*b V"], bits: UInt[Array, "*b V"], sampling: Sampling) -> Float[Array, "*b V"]:
     """Applies top-k and top-p by the order of `bits`: a sort would move far more memory on a TPU."""
     if sampling.top_k is not None:

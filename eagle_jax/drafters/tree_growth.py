@@ -233,7 +233,7 @@ def _best_children(
 ) -> Candidates:  # fmt: skip
     """Returns the likeliest children; `tree.top_p` limits their total probability."""
     ranked = confidence(model, tree, randomness, sampling, states, level)
-    gains, ids = jax.lax.top_k(ranked, count)
+    gains, ids = core.largest(ranked, count)
     if tree.top_p < 1:
         probs = jnp.exp(gains)
         gains = jnp.where(jnp.cumsum(probs, axis=-1) - probs < tree.top_p, gains, -jnp.inf)
@@ -253,7 +253,7 @@ def _draw_children(
     keys = jax.vmap(lambda key: jax.random.fold_in(key, level))(randomness.own_keys())
     numbers = jnp.arange(law[0].size).reshape(law.shape[1:])
     fresh = jax.vmap(lambda key: core.gumbel(key, numbers))(keys)
-    _, ids = jax.lax.top_k(law + fresh, count)
+    _, ids = core.largest(law + fresh, count)
     whole = jnp.full((*law.shape[:-1], model.vocab), -jnp.inf, jnp.float32)
     whole = whole.at[..., model.to_target(jnp.arange(law.shape[-1]))].set(law)
     return Candidates(model.to_target(ids).astype(jnp.int32), jnp.take_along_axis(law, ids, axis=-1), whole)
@@ -270,15 +270,13 @@ def _grow_dynamic(
     With a `level_cost` it also ends where the frontier's probability, the most tokens that a level can add, is less.
     """
     batch, width, levels = root.shape[0], tree.top_k, tree.depth - 1
-    begin = propose(model.root[:, None], 1, width)
+    # Merged with the padding below, top-k would be a sort of the vocabulary on a TPU.
+    begin = jax.lax.optimization_barrier(propose(model.root[:, None], 1, width))
     tokens, scores = begin.tokens[:, 0], begin.gains[:, 0]
     first = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), (batch, width))
     room = ((0, 0), (0, levels * width * width))
-    pool = Pool(
-        tokens=jnp.pad(tokens, room),
-        parents=jnp.pad(jnp.full_like(tokens, ROOT), room),
-        scores=jnp.pad(scores, room, constant_values=-jnp.inf),
-    )
+    parents = jnp.pad(jnp.full_like(tokens, ROOT), room)
+    pool = Pool(jnp.pad(tokens, room), parents, jnp.pad(scores, room, constant_values=-jnp.inf))
     frontiers = jnp.pad(first, ((0, 0), (0, levels * width)))
     front = Frontier(
         tokens=tokens,

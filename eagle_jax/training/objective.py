@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.config import ConfigError, HeadConfig, check_fields
+from eagle_jax.core import largest
 from eagle_jax.core.types import Params
 from eagle_jax.models import EagleHead
 from eagle_jax.packed import PackedTokens
@@ -204,7 +205,7 @@ def _token_loss(objective: Objective, logits: Float[Array, "*b V"], p: Float[Arr
         loss = share * divergence + (1.0 - share) * (1.0 - alpha)
     loss = objective.token_weight * loss
     if objective.best_weight > 0:  # cross-entropy over the likeliest tokens (HASS, section 3.1)
-        mass, index = jax.lax.top_k(p, min(objective.best_count, p.shape[-1]))
+        mass, index = largest(p, min(objective.best_count, p.shape[-1]))
         loss -= objective.best_weight * jnp.sum(mass * jnp.take_along_axis(log_q, index, axis=-1), axis=-1)
     return loss
 
