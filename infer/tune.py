@@ -75,6 +75,8 @@ def main(args: Args) -> int:
     """Tunes or checks; the exit status is 1 if a checked profile does not hold."""
     at_least_one(args, "limit", "max_new_tokens", "candidates")
     not_negative(args, "skip")
+    if not args.minutes > 0:
+        raise ValueError(f"--minutes must be above 0, got {args.minutes:g}. Raise it.")
     check_seed(args)
     if args.repeats < LEAST:
         raise ValueError(f"--repeats must be at least {LEAST}, got {args.repeats}. Fewer do not show the spread.")

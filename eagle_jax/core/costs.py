@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Array, Float, Int
+
+MEASURED = "Pass what infer.cycle measures."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,12 +18,12 @@ class CycleCost:
 
     Attributes:
       rows: sizes of verified trees, the root included, ascending; a size between two is interpolated.
-      passes: cost of verifying so many rows per sequence.
+      passes: cost of verifying so many rows per sequence; of one row near 1.
       level: cost of drafting a level, and of its part in updating the drafter.
       token: cost of one accepted token per row: above temperature 0 the target draws for each of them.
 
     Raises:
-      ValueError: naming the rule that is broken.
+      ValueError: naming the field and its rule.
     """
 
     rows: tuple[int, ...]
@@ -30,18 +32,29 @@ class CycleCost:
     token: float = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rows", tuple(map(int, self.rows)))
-        object.__setattr__(self, "passes", tuple(map(float, self.passes)))
-        object.__setattr__(self, "level", float(self.level))
-        object.__setattr__(self, "token", float(self.token))
-        rises = bool(self.rows) and all(a < b for a, b in itertools.pairwise((0, *self.rows)))
-        sound = all(0 < cost < np.inf for cost in self.passes)
-        sound &= all(0 <= cost < np.inf for cost in (self.level, self.token))
-        if not rises or len(self.rows) != len(self.passes) or not sound:
+        rows, passes = _numbers("rows", self.rows, 1, whole=True), _numbers("passes", self.passes, 1)
+        level, token = (_numbers(name, getattr(self, name), 0) for name in ("level", "token"))
+        object.__setattr__(self, "rows", tuple(map(int, rows)))
+        object.__setattr__(self, "passes", tuple(map(float, passes)))
+        object.__setattr__(self, "level", float(level))
+        object.__setattr__(self, "token", float(token))
+        if not self.rows or any(a >= b for a, b in itertools.pairwise((0, *self.rows))):
+            raise ValueError(f"CycleCost.rows must ascend from at least 1, got {self.rows}. {MEASURED}")
+        if len(self.passes) != len(self.rows):
             raise ValueError(
-                "CycleCost must have ascending rows of at least 1, as many positive passes, a level and a token of at "
-                f"least 0, got rows {self.rows}, passes {self.passes}, level {self.level}, token {self.token}. Pass "
-                "what infer.cycle measures."
+                f"CycleCost.passes must have a cost per number of rows ({len(self.rows)}), got {len(self.passes)}. "
+                f"{MEASURED}"
+            )
+        for index, cost in enumerate(self.passes):
+            if not 0 < cost < np.inf:
+                raise ValueError(f"CycleCost.passes[{index}] must be above 0 and finite, got {cost}. {MEASURED}")
+        for name, cost in (("level", self.level), ("token", self.token)):
+            if not 0 <= cost < np.inf:
+                raise ValueError(f"CycleCost.{name} must be at least 0 and finite, got {cost}. {MEASURED}")
+        if self.rows[0] == 1 and not 0.5 <= self.passes[0] <= 2:
+            raise ValueError(
+                "CycleCost.passes[0] must be near 1, since a pass of one row is a plain step, got "
+                f"{self.passes[0]}. Divide all costs by that of a plain step."
             )
 
     def rungs(self, most: int, all_sizes: bool = True) -> tuple[tuple[int, float], ...]:
@@ -57,6 +70,18 @@ class CycleCost:
             )
         smaller = [(rows, cost) for rows, cost in zip(self.rows, self.passes, strict=True) if rows < most and all_sizes]
         return *smaller, (most, float(np.interp(most, self.rows, self.passes)))
+
+
+def _numbers(name: str, value: Any, axes: int, whole: bool = False) -> np.ndarray:
+    """Returns numbers on the host; axes 0 is a single one."""
+    try:
+        found = np.asarray(value)
+    except ValueError:  # lists of several lengths
+        found = np.asarray(None)
+    if found.ndim != axes or (found.size and found.dtype.kind not in ("iu" if whole else "iuf")):
+        wanted = f"a list of {'integers' if whole else 'numbers'}" if axes else "a number"
+        raise ValueError(f"CycleCost.{name} must be {wanted}, got {value!r}. {MEASURED}")
+    return found
 
 
 class Payoff(NamedTuple):

@@ -271,9 +271,9 @@ def _checked_cost(cost: float | CycleCost | None, method: core.Drafter) -> Cycle
     elif cost is not None and (
         isinstance(cost, bool) or not isinstance(cost, int | float | np.number) or not 1 <= cost < np.inf
     ):
+        remedy = "CycleCost(**cost)" if isinstance(cost, dict) else "what infer.cycle measures"
         raise ValueError(
-            f"cycle_cost must be a number of plain steps, at least 1, or a CycleCost, got {cost!r}. Pass what "
-            "infer.cycle measures."
+            f"cycle_cost must be a number of plain steps, at least 1, or a CycleCost, got {cost!r}. Pass {remedy}."
         )
     if cost is None or not method.num_nodes:
         return None
@@ -306,6 +306,8 @@ def checked_payoff(payoff: Payoff | None, cost: float | CycleCost | None, drafte
         return None
     if not isinstance(payoff, Payoff):
         raise ValueError(f"payoff must be that of an earlier output, got {payoff!r:.40}. Pass out.payoff.")
+    if not np.all(np.isfinite(to_host(tuple(payoff)))):
+        raise ValueError(f"payoff must have finite numbers, got {to_host(payoff)}. Pass out.payoff of another call.")
     if cost is None and not isinstance(drafter, str):
         raise ValueError("payoff must come with cycle_cost, got none. Pass the cycle_cost of the earlier call.")
     return payoff

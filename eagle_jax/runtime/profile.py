@@ -189,6 +189,8 @@ def load_profile(path: str | os.PathLike[str], target: Target) -> Profile:
       UserWarning: the profile was tuned on another machine.
     """
     check_target(target)
+    if not Path(path).exists():
+        raise ConfigError(f"profile must be a file, got {path}, which does not exist. Write one by infer.tune --out.")
     file = load_yaml(ProfileFile, Path(path))
     tuned, found = (file.fingerprint, file.dtype), (fingerprint(target), target.dtype)
     if tuned != found:

@@ -167,13 +167,14 @@ def main(args: Args) -> int:
 
 
 def cost_of_parts(work: Workload, found: dict[str, Any], chip: Chip) -> dict[str, Any]:
-    """Returns what `eagle_jax.core.CycleCost` holds, in plain steps, from a cycle's and a plain step's bounds.
+    """Returns what `eagle_jax.core.CycleCost` holds, in plain steps, from what a cycle and a plain step must read.
 
-    A pass moves at least what a plain step moves, and takes at least the time of its own arithmetic. A level reads the
-    drafter's weights.
+    A pass reads at least what a plain step reads, and takes at least the time of its own arithmetic. A level reads the
+    drafter's weights. Nothing counts as kept on the chip from one to the next, in the parts as in the whole: a small
+    model's traffic may be far less.
     """
-    step = found["step"]["ms"] / 1e3
-    memory = found["step"]["traffic_gb"] * 1e9 / chip.bandwidth
+    memory = found["step"]["floor_gb"] * 1e9 / chip.bandwidth
+    step = max(memory, found["step"]["gflops"] * 1e9 / chip.flops)
     passes = {
         rows: max(memory, flops / work.mesh.size / chip.flops) / step for rows, flops in (work.by_rows or {}).items()
     }

@@ -3,7 +3,8 @@
 The compiler's own analysis counts the body of a loop once and adds on-chip traffic to `bytes accessed`. Here loops of
 known length are multiplied by their turns. Buffers that the layout places outside HBM (`S(1)` is VMEM) cost nothing, a
 slice costs the slice, an update in place costs the update. The attention kernel reads the blocks of the cache that hold
-tokens, once per tile of queries. All numbers are those of one device.
+tokens, once per tile of queries, by the grid and block shapes of `eagle_jax.kernels`; of any other kernel the operands
+and results count once. All numbers are those of one device.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def test_a_ladder_and_its_plain_steps_keep_them(monkeypatch):
     monkeypatch.setattr(adaptive, "SLACK", 0.0)
     monkeypatch.setattr(adaptive, "LOSS", 1.0)  # short bursts
     batch, params = batch_of(PROMPTS, BUDGET, STOPS, SIZES.chunk), parameters(random_table(VOCAB))
-    cost = CycleCost((1, 3, 5), (3.5, 3.6, 3.7))  # a cycle emits three tokens at most: plain steps follow the others
+    cost = CycleCost((2, 3, 5), (3.5, 3.6, 3.7))  # a cycle emits three tokens at most: plain steps follow the others
     state = run(params, batch, make_sampling(0.0), DRAFTERS["tree"], SIZES, taps=(2, 5), cycle_cost=cost)
     check(state.features, PROMPTS, texts_of(state))
     drafted = run(params, batch, make_sampling(0.0), DRAFTERS["tree"], SIZES)

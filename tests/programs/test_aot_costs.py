@@ -85,11 +85,12 @@ def test_the_floor_of_a_cycle():
 
 
 def test_what_the_parts_of_a_cycle_cost():
-    """By hand: a chip of 100 bytes and 10 operations per second, a step that moves 200 bytes."""
+    """By hand: a chip of 100 bytes and 10 operations per second, a step that must read 180 bytes."""
     work = programs.Workload(
         None, None, {}, SimpleNamespace(size=2), (), 0.0, 0.0, None, {1: 4.0, 4: 16.0, 16: 64.0}, 4
     )
-    found = {"step": {"ms": 2000.0, "traffic_gb": 200e-9, "floor_gb": 180e-9}, "cycle": {"floor_gb": 340e-9}}
-    parts = aot.cost_of_parts(work, found, aot.Chip(0.0, 100.0, 10.0))
-    # 0.2, 0.8 and 3.2 s of arithmetic, 2 s of memory; four levels read 160 bytes more than a step.
-    assert parts == {"rows": [1, 4, 16], "passes": [1.0, 1.0, 1.6], "level": 0.2}
+    # Weights that stay on the chip: hardly any traffic, which does not count.
+    step = {"ms": 1e-3, "traffic_gb": 1e-12, "floor_gb": 180e-9, "gflops": 4e-9}
+    parts = aot.cost_of_parts(work, {"step": step, "cycle": {"floor_gb": 340e-9}}, aot.Chip(0.0, 100.0, 10.0))
+    # 0.2, 0.8 and 3.2 s of arithmetic, 1.8 s of memory; four levels read 160 bytes more than a step.
+    assert parts == {"rows": [1, 4, 16], "passes": [1.0, 1.0, 1.778], "level": 0.2222}

@@ -159,7 +159,7 @@ NODE = {"depth": 1, "top_k": 1, "num_nodes": 1}
         ({"entries": [HEADS | {"tree": NODE | {"verification": "block"}}]}, "must be deterministic in a profile, got"),
         ({"entries": [PLACE | {"cost": PRICE}]}, "cost must be left out with method vanilla"),
         ({"entries": [HEADS | {"tree": NODE, "cost": PRICE}]}, "CycleCost must reach the 2 rows of this tree"),
-        ({"entries": [HEADS | {"tree": NODE, "cost": PRICE | {"rows": [0]}}]}, "cost: CycleCost must have ascending"),
+        ({"entries": [HEADS | {"tree": NODE, "cost": PRICE | {"rows": [0]}}]}, r"cost: CycleCost\.rows must ascend"),
     ],
 )
 def test_an_invalid_profile_is_an_error(path, change, message):

@@ -91,5 +91,8 @@ def test_a_payoff_is_that_of_an_earlier_output():
     for call in (eagle_jax.generate, eagle_jax.rollout):
         with pytest.raises(ValueError, match=r"payoff must be that of an earlier output, got 3\. Pass out\.payoff"):
             call(target, head, PROMPTS, cycle_cost=2, payoff=3)
+        broken = adaptive.start()._replace(gained=jnp.float32(float("nan")))
+        with pytest.raises(ValueError, match=r"payoff must have finite numbers, got Payoff.*gained=.*nan"):
+            call(target, head, PROMPTS, cycle_cost=2, payoff=broken)
         with pytest.raises(ValueError, match="payoff must come with cycle_cost, got none"):
             call(target, head, PROMPTS, payoff=adaptive.start())
