@@ -83,8 +83,9 @@ def main(args: Args) -> None:
         tokenizer = tokenizer_of(args, target.config)
         key = corpus_key(sources, tokenizer)
         corpus, _ = build_corpus(sources, tokenizer, args.out / "data", key=key, vocab_size=target.config.vocab_size)
+        weights, ends = (processes.fingerprint(target.params, target.config, layers) for layers in (True, False))
         layout = Layout(
-            key, args.target, processes.fingerprint(target.params), processes.fingerprint(target.params, layers=False),
+            key, args.target, weights, ends,
             args.dtype, taps, target.config.hidden_size, args.stored, args.length,
             shard_bounds(corpus, args.length, args.shard_tokens), args.weights,
         )  # fmt: skip

@@ -179,7 +179,8 @@ def main(args: Args) -> None:
         writer = load(args, tree, config, tokenizer, len(rows))
         settings = {name: value for name, value in dataclasses.asdict(args).items() if name not in MAY_CHANGE}
         contents = {"contents of data": corpus_key(sources, tokenizer), **tokenizer_settings(tokenizer)}
-        weights = processes.fingerprint(writer.target.params)  # replaces the scheme, on which it depends
+        # Replaces the scheme, on which it depends.
+        weights = processes.fingerprint(writer.target.params, writer.target.config)
         remember(args.out, {**settings, **contents, "stop tokens": writer.stops, "weights": weights})
         write(writer, sources, rows)
 

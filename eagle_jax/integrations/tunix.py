@@ -9,7 +9,8 @@ import collections
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
+from eagle_jax.checkpoints.files.fields import CheckpointError
 from eagle_jax.checkpoints.memory import leaves_by_path, tunix_config, tunix_names
 from eagle_jax.config import ConfigError, check_integer
 from eagle_jax.core import CycleCost, Payoff
@@ -46,7 +48,7 @@ OBJECTIVE = Objective(steps=3)
 _FIELDS = {"max_new_tokens": "max_tokens_to_generate", "eos_ids": "eos_tokens", "key": "seed"} | {
     name: name for name in ("temperature", "top_k", "top_p")
 }
-_ALPHA = "Pass the alpha of its LoraProvider, or None if all weights are trained."
+_ALPHA = "Pass the alpha of its rules, or None if all weights are trained."
 
 
 class EagleRollout(BaseRollout):
@@ -73,14 +75,14 @@ class EagleRollout(BaseRollout):
         `head_updates` times, as `eagle_jax.training.adapt`; None leaves it as it is.
       head_micro: parts of the replies that such an update computes one after another, to save memory.
       max_position: longest prompt and reply together, in tokens.
-      lora_alpha: alpha of the policy's LoRA rules (qwix), if it trains adapters: the copy has them merged into its
-        weights, in float32, at every update. They must be without dropout.
+      lora_alpha: alpha of the policy's adapters (LoRA), which are merged into the copy at every update, in float32;
+        None reads it from qwix's rules.
 
     Raises:
       CheckpointError: the policy cannot be imported.
       ConfigError: a number is too small, or has no effect; the mesh has other axes or does not divide the policy;
         `drafter` is no function that returns a drafter; it looks nothing up and there is a history; it has no EAGLE
-        head and there is an optimizer; or the policy has adapters and `lora_alpha` is None.
+        head and there is an optimizer; or `lora_alpha` is not that of the policy.
       ValueError: `cycle_cost` is no cost of the drafter. MemoryError: the copy of the policy does not fit in device
         memory.
     """
@@ -95,11 +97,12 @@ class EagleRollout(BaseRollout):
         for name, value, least in (("lanes", lanes, 1), ("history", history, 0), ("head_updates", head_updates, 1),
                                    ("head_micro", head_micro, 1), ("max_position", max_position, 1)):  # fmt: skip
             check_integer(name, value, least)
-        for given, what in ((drafter is None and cycle_cost is not None, "cycle_cost must come with a drafter"),
-                            (head_optimizer is None and (head_updates, head_micro) != (2, 1),
-                             "head_updates and head_micro must come with a head_optimizer")):  # fmt: skip
-            if given:
-                raise ConfigError(f"{what}, got None. Pass both or neither.")
+        for alone, name, other in ((drafter is None and cycle_cost is not None, "cycle_cost", "drafter"),
+                                   (head_optimizer is None and head_updates != 2, "head_updates", "head_optimizer"),
+                                   (head_optimizer is None and head_micro != 1, "head_micro",
+                                    "head_optimizer")):  # fmt: skip
+            if alone:
+                raise ConfigError(f"{name} must come with a {other}, got none. Pass one, or leave {name} out.")
         if drafter is not None and not callable(drafter):
             raise ConfigError(
                 f"drafter must be a function of the target, got a {type(drafter).__name__}. Pass one, such as "
@@ -107,13 +110,12 @@ class EagleRollout(BaseRollout):
             )
         self._device = mesh.devices.flat[0] if mesh is not None and mesh.size == 1 else None
         leaves = leaves_by_path(rollout_actor)
+        config, names = tunix_config(rollout_actor, max_position), tunix_names(rollout_actor, lora_alpha)
         adapters = [path for path in leaves if "lora" in path.lower()]
-        if bool(adapters) != (lora_alpha is not None):
+        if bool(adapters) != (names.lora_alpha is not None):
             got = f"None and {adapters[0]!r}" if adapters else f"{lora_alpha!r} without adapters"
             raise ConfigError(f"lora_alpha must be that of a policy with adapters (LoRA), got {got}. {_ALPHA}")
-        config, names = tunix_config(rollout_actor, max_position), tunix_names(rollout_actor, lora_alpha)
-        # The trainer sends adapters alone. What they are merged into is the trainer's own, which it does not change.
-        self._frozen = {path: leaf for path, leaf in leaves.items() if adapters and path not in adapters}
+        self._adapters, self._frozen = adapters, _without(leaves, adapters)
         dtype = str(jnp.dtype(rollout_config.data_type or activation_dtype(leaves)))
         self._importer = Importer(names, config, dtype, own_mesh(mesh))
         fn = on_mesh(config, dtype, self._importer.mesh)  # first: it checks the key-value heads
@@ -125,6 +127,8 @@ class EagleRollout(BaseRollout):
             got = type(self._drafter).__name__
             raise ConfigError(f"drafter must return a BoundDrafter, got a {got}. Return what load_drafter returns.")
         request_of(self._target, self._drafter, [[0]], cycle_cost=cycle_cost, max_new_tokens=1, fits=False)  # checks
+        self._actor: Any = rollout_actor  # until the first call or update
+        self._read = {path: weakref.ref(leaf) for path, leaf in leaves.items()}
         # tunix compares the weights of the trained model with those of `model()`, and copies them if they differ. Here
         # they always do, and a model of shapes costs no memory.
         graph, state = nnx.split(rollout_actor)
@@ -189,6 +193,10 @@ class EagleRollout(BaseRollout):
             raise ValueError(
                 f"prompts must be one or more strings, got {prompts!r:.60}. Apply the chat template first."
             )
+        if not isinstance(rollout_config, RolloutConfig):
+            got = type(rollout_config).__name__
+            raise ValueError(f"rollout_config must be a RolloutConfig, got a {got}. Pass that of the cluster.")
+        self._read_again()
         ids = [self._tokenize(prompt) for prompt in prompts]
         samples = math.gcd(*(len(list(run)) for _, run in itertools.groupby(prompts)))
         sampled, given_stops = rollout_config.temperature != 0, rollout_config.eos_tokens
@@ -206,7 +214,7 @@ class EagleRollout(BaseRollout):
             temperature=rollout_config.temperature,
             top_k=0 if rollout_config.top_k in (None, -1) else rollout_config.top_k,
             top_p=1.0 if rollout_config.top_p is None else rollout_config.top_p,
-            eos_ids=(stops := [self.eos_id()] if given_stops is None or not len(given_stops) else list(given_stops)),
+            eos_ids=(stops := self._stops(given_stops)),
             key=self._key(rollout_config.seed) if sampled else None,
             log_probs=("law" if sampled else "target") if rollout_config.return_logprobs else None,
             taps=None if (head := self._learning()) is None else rollout_taps(self._target.config, head.config),
@@ -232,6 +240,7 @@ class EagleRollout(BaseRollout):
         self, prompt_tokens: Int[Array, "B P"], completion_tokens: Int[Array, "B C"]
     ) -> Float[Array, "B C"]:
         """Returns log-probabilities of completions at temperature 1; tokens equal to the pad id are not read."""
+        self._read_again()
         inputs = (jnp.asarray(prompt_tokens), jnp.asarray(completion_tokens))
         return token_log_probs(self._target.params, *inputs, fn=self._target.fn, pad_id=self.pad_id())
 
@@ -246,7 +255,12 @@ class EagleRollout(BaseRollout):
         Raises:
           CheckpointError: a parameter is missing or unknown.
         """
-        leaves = self._placed(self._frozen | leaves_by_path(params))
+        self._actor, given = None, leaves_by_path(params)
+        if missing := [path for path in self._adapters if path not in given]:
+            raise CheckpointError(
+                f"params must have all adapters, got none for {missing[0]!r}. Pass nnx.LoRAParam too."
+            )
+        leaves = self._placed(self._frozen | given)
         new = self._importer(leaves, old=self._target.params)
         self._target = dataclasses.replace(self._target, params=new)
         if self._drafter is not None:
@@ -278,6 +292,19 @@ class EagleRollout(BaseRollout):
     def _placed(self, leaves: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns the leaves on the device of the rollout, if it has one device of its own."""
         return leaves if self._device is None else jax.device_put(dict(leaves), self._device)
+
+    def _read_again(self) -> None:
+        """Imports the policy before the first call if it is another one: a trainer that resumes restores it late."""
+        actor, self._actor = self._actor, None
+        leaves = {} if actor is None else leaves_by_path(actor)
+        if any(self._read[path]() is not leaf for path, leaf in leaves.items()):
+            self._frozen = _without(leaves, self._adapters)
+            self.update_params(actor)
+
+    def _stops(self, given: Any) -> list[Any]:
+        """Returns the stop tokens of a call: those given, one or several, or the tokenizer's."""
+        listed = [given] if isinstance(given, int | str) else [] if given is None else list(given)
+        return listed or [self.eos_id()]
 
     def _check_room(self, longest: int, budget: Any) -> None:
         """Checks that the longest prompt and a reply fit; `rollout` checks the budget alone."""
@@ -333,6 +360,11 @@ class EagleRollout(BaseRollout):
             return self._calls - 1
         is_array = isinstance(seed, jax.Array | np.ndarray)
         return int(seed) if is_array and seed.ndim == 0 and jnp.issubdtype(seed.dtype, jnp.integer) else seed
+
+
+def _without(leaves: Mapping[str, Any], adapters: Sequence[str]) -> dict[str, Any]:
+    """Returns what adapters are merged into: the trainer's own arrays, which it does not change."""
+    return {path: leaf for path, leaf in leaves.items() if adapters and path not in adapters}
 
 
 def _named(call: Callable[..., Any], *args: Any, **options: Any) -> Any:

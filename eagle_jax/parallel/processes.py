@@ -14,7 +14,8 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from eagle_jax.config import ConfigError
+from eagle_jax.config import ConfigError, DecoderConfig
+from eagle_jax.models.projections import split_projections
 from eagle_jax.parallel.mesh import ROWS
 
 T = TypeVar("T")
@@ -133,16 +134,18 @@ def gather_values(value: Any) -> list[Any]:
     return [json.loads(row.tobytes()) for row in np.asarray(multihost_utils.process_allgather(padded))]
 
 
-def fingerprint(params: Mapping[str, Any], layers: bool = True) -> str:
+def fingerprint(params: Mapping[str, Any], config: DecoderConfig, layers: bool = True) -> str:
     """Returns 16 hex digits that differ between models, from a few numbers of every array.
 
-    The result is the same for float32 and bfloat16 weights, unless they are quantised.
+    The result is the same for float32 and bfloat16 weights, unless they are quantised, and for joined and separate
+    projections: a program on a mesh has them separate.
 
     Args:
-      layers: False leaves out the layers, which are not loaded for training on stored features.
+      config: of the decoder. layers: False leaves out the layers, which are not loaded for training on stored features.
     """
     chosen = {name: part for name, part in params.items() if layers or not name.startswith("layers_")}
+    separate = lambda tree: split_projections(tree, config)  # noqa: E731
     first = lambda leaf: leaf[(0,) * (leaf.ndim - 1)][:16].astype("bfloat16")  # noqa: E731
-    few = jax.jit(lambda tree: jax.tree.map(first, tree))(chosen)
+    few = jax.jit(lambda tree: jax.tree.map(first, separate(tree)))(chosen)
     numbers = [leaf.tobytes() for leaf in jax.tree.leaves(to_host(few))]
     return hashlib.sha256(b"".join(numbers)).hexdigest()[:16]

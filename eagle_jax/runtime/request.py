@@ -208,6 +208,9 @@ def _stop_table(eos_ids: StopTokens, batch: int, config: DecoderConfig) -> np.nd
     if eos_ids is None:
         eos_ids = config.eos_ids
     given: Any = eos_ids
+    texts = isinstance(given, str) or (is_list(given) and any(isinstance(one, str) for one in given))
+    if texts:
+        raise ValueError(f"eos_ids must be a token id, a list, or a list per prompt, got {eos_ids!r}. Give ids.")
     rows = list(given) if is_list(given) and any(map(is_list, given)) else [given] * batch
     if len(rows) != batch:
         raise ValueError(f"eos_ids must have a list per prompt ({batch}), got {len(rows)} lists. Give one flat list.")

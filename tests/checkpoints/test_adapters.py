@@ -6,6 +6,9 @@ compares with qwix itself.
 
 from __future__ import annotations
 
+import functools
+import types
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from flax.traverse_util import flatten_dict
 
 from eagle_jax import CheckpointError, ConfigError, Target
 from eagle_jax.checkpoints.memory import leaves_by_path, tunix_names
+from eagle_jax.checkpoints.memory.adapters import adapter_alpha
 from eagle_jax.runtime.importing import Importer
 from tests.checkpoints.memory_layouts import FAMILIES, GEMMA, drawn, tunix_model, tunix_tree
 
@@ -93,8 +97,55 @@ def test_wrong_adapters_are_named(alpha, edit, message, monkeypatch):
         importer(leaves)
 
 
+def wrapped(model, *rules):
+    """The model with `__call__` as qwix wraps it: the provider of the rules is in a closure."""
+
+    class Provider:
+        def __init__(self):
+            self._rules = list(rules)
+
+        def process(self, *args):
+            return args
+
+    def wrapper(transform):
+        def call(self, *args):
+            return transform(*args)
+
+        return call
+
+    call = wrapper(functools.partial(Provider().process, 1))
+    model.__class__ = type(type(model).__name__, (type(model),), {"__call__": call})
+    return model
+
+
+def rule(alpha=ALPHA, dropout=0.0, weight_qtype=None):
+    return types.SimpleNamespace(alpha=alpha, dropout=dropout, weight_qtype=weight_qtype)
+
+
+def test_alpha_is_read_from_the_rules_of_qwix():
+    config = FAMILIES["Qwen3"]
+    model = tunix_model("Qwen3", config, drawn(config))
+    assert adapter_alpha(model) is None and tunix_names(model).lora_alpha is None
+    wrapped(model, rule(), types.SimpleNamespace(weight_qtype=None), rule())
+    assert adapter_alpha(model) == tunix_names(model).lora_alpha == ALPHA
+    assert tunix_names(model) == tunix_names(model, ALPHA)
+    with pytest.raises(ConfigError, match=r"must be that of the model's LoRA rules, 12.0, got 16.0. Leave it out"):
+        tunix_names(model, 16.0)
+
+
+@pytest.mark.parametrize(("rules", "message"), [
+    ((rule(), rule(alpha=4.0)), r"LoRA rules of one alpha, got \[4.0, 12.0\]. Give every rule"),
+    ((rule(), rule(dropout=0.1)), "LoRA rules without dropout, got 0.1. Set it to 0"),
+    ((rule(weight_qtype="int8"),), r"float weights under its adapters, got quantised ones \(QLoRA\)"),
+])  # fmt: skip
+def test_rules_that_cannot_be_merged_are_errors(rules, message):
+    config = FAMILIES["Qwen3"]
+    with pytest.raises(CheckpointError, match=message):
+        Target.from_tunix(wrapped(tunix_model("Qwen3", config, drawn(config)), *rules))
+
+
 @pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])
 def test_alpha_is_a_number_above_zero(alpha):
     config = FAMILIES["Qwen3"]
-    with pytest.raises(ConfigError, match=r"lora_alpha must be a number above 0, got .*LoraProvider"):
+    with pytest.raises(ConfigError, match=r"lora_alpha must be a number above 0, got .*Leave it out"):
         Target.from_tunix(tunix_model("Qwen3", config, drawn(config)), lora_alpha=alpha)

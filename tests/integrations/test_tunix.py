@@ -109,6 +109,15 @@ def test_three_steps_of_grpo(kind, run):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["whole", "adapters"])
+def test_a_resumed_run_begins_with_the_restored_policy(kind, run):
+    """tunix restores the trainer after it has made the rollout, and hands weights over after the first step alone."""
+    found = run("resume", kind, program="tunix_lora.py")
+    assert found["restored"] == 2
+    assert found["texts"] == found["of the trainer"] != found["of the initial policy"]
+
+
+@pytest.mark.slow
 def test_adapters_are_part_of_the_policy(run):
     found = run("logits", program="tunix_lora.py")
     assert len(found) == 8
@@ -150,20 +159,24 @@ def test_wrong_engines_and_calls_are_refused(run):
         "drafter must return a BoundDrafter, got a NoneType",
         "lora_alpha must be that of a policy with adapters (LoRA), got None and 'layers/0/attn/q_proj/w_lora_a'",
         "lora_alpha must be that of a policy with adapters (LoRA), got 16.0 without adapters. Pass the alpha of",
+        "lora_alpha must be that of the model's LoRA rules, 6.0, got 16.0. Leave it out.",
         "lora_alpha must be a number above 0, got -1.0",
         "model: parameters must be those of Qwen3ForCausalLM, got 'layers/0/attn/q_proj/w_lora_a'",
         "head_optimizer must be of optax, got a float",
         "cycle_cost must be a number of plain steps, at least 1",
-        "cycle_cost must come with a drafter, got None",
-        "head_updates and head_micro must come with a head_optimizer, got None",
-        "head_updates and head_micro must come with a head_optimizer, got None",
+        "cycle_cost must come with a drafter, got none",
+        "head_updates must come with a head_optimizer, got none. Pass one, or leave head_updates out.",
+        "head_micro must come with a head_optimizer, got none. Pass one, or leave head_micro out.",
         "max_position must be an integer of at least 1, got 0",
+        "params must have all adapters, got none for 'layers/0/attn/k_proj/w_lora_a'",
         "prompts must be one or more strings, got []",
         "prompts must be one or more strings, got 'b c'",
         "rollout_config.max_tokens_to_generate must be an integer of at least 1, got 0",
         "rollout_config.max_tokens_to_generate must be an integer of at least 1, got None",
         "generate must be called with prompts and rollout_config, got images",
         "rollout_config.seed must be",
+        "rollout_config must be a RolloutConfig, got a NoneType",
+        "rollout_config.eos_tokens must be a token id",
         "rollout_config.temperature must be a number, got None",
         "rollout_config.top_k must be",
         "rollout_config.max_tokens_to_generate must be at most 9 after a prompt of 7 tokens (max_position is 16)",

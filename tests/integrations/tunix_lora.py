@@ -1,6 +1,6 @@
 """Compares policies with adapters of qwix (LoRA) with tunix's own, in an environment with google-tunix.
 
-    python tests/integrations/tunix_lora.py logits|grpo
+    python tests/integrations/tunix_lora.py logits|grpo|resume [whole|adapters]
 
 The last line of the output is a JSON object.
 """
@@ -10,12 +10,14 @@ from __future__ import annotations
 import functools
 import json
 import sys
+import tempfile
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import qwix
 from flax import nnx
 from jax.sharding import Mesh
@@ -53,7 +55,7 @@ def logits():
     inputs = (tokens, build_positions_from_mask(real), None, make_causal_attn_mask(real))
     for name, model in models().items():
         adapted = with_adapters(model)
-        target = Target.from_tunix(adapted, max_position=512, lora_alpha=ALPHA)
+        target = Target.from_tunix(adapted, max_position=512)
         (before, _), (theirs, _) = (nnx.jit(lambda module: module(*inputs))(one) for one in (model, adapted))
         ours = jax.jit(lambda params, config=target.config: Decoder(config).apply(
             {"params": params}, tokens, method="all_logits"
@@ -66,20 +68,35 @@ def logits():
     return found
 
 
-def grpo(steps=3):
-    """Trains adapters with `EagleRollout`; in every step compares its greedy texts with tunix's."""
-    model, seen = with_adapters(tiny_qwen3()), []
+def cluster_of(actor, reference, **training):
+    """Returns tunix's cluster with `EagleRollout`; `training` are settings of its trainer."""
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("fsdp", "tp"))
-    cluster = rl_cluster.RLCluster(
-        actor=model, reference=tiny_qwen3(), tokenizer=Tokenizer(), cluster_config=rl_cluster.ClusterConfig(
-            rollout_engine=functools.partial(EagleRollout, lanes=8, lora_alpha=ALPHA),
+    return rl_cluster.RLCluster(
+        actor=actor, reference=reference, tokenizer=Tokenizer(), cluster_config=rl_cluster.ClusterConfig(
+            rollout_engine=functools.partial(EagleRollout, lanes=8),
             role_to_mesh=dict.fromkeys(rl_cluster.Role, mesh),
             training_config=rl_cluster.RLTrainingConfig(
-                actor_optimizer=optax.adam(3e-2), eval_every_n_steps=100, max_steps=2 * steps
+                actor_optimizer=optax.adam(3e-2), eval_every_n_steps=100, **training
             ),
             rollout_config=greedy(12, temperature=1.0, top_p=1.0, return_logprobs=True),
         ),
     )  # fmt: skip
+
+
+def train(cluster, steps, reward):
+    config = GRPOConfig(num_generations=4, num_iterations=2)
+    learner = GRPOLearner(rl_cluster=cluster, reward_fns=reward, algo_config=config)
+    learner.train([{"prompts": np.array(PROMPTS[:2])} for _ in range(steps)])
+
+
+def count(completions):
+    return [completion.split().count("b") for completion in completions]
+
+
+def grpo(steps=3):
+    """Trains adapters with `EagleRollout`; in every step compares its greedy texts with tunix's."""
+    model, seen = with_adapters(tiny_qwen3()), []
+    cluster = cluster_of(model, tiny_qwen3(), max_steps=2 * steps)
     engine, base = cluster.rollout, nnx.state(model, nnx.Not(nnx.LoRAParam))
 
     def reward(prompts, completions, **_):
@@ -88,12 +105,9 @@ def grpo(steps=3):
             "vanilla": texts(vanilla(cluster.actor_trainer.model).generate(PROMPTS, greedy())),
             "programs": engine._importer.update_program._cache_size(),
         })  # fmt: skip
-        return [completion.split().count("b") for completion in completions]
+        return count(completions)
 
-    learner = GRPOLearner(
-        rl_cluster=cluster, reward_fns=reward, algo_config=GRPOConfig(num_generations=4, num_iterations=2)
-    )
-    learner.train([{"prompts": np.array(PROMPTS[:2])} for _ in range(steps)])
+    train(cluster, steps, reward)
     after = nnx.state(cluster.actor_trainer.model, nnx.Not(nnx.LoRAParam))
     return {
         "steps": seen,
@@ -102,5 +116,23 @@ def grpo(steps=3):
     }
 
 
+def resume(kind):
+    """Returns the texts of a second run of a cluster with checkpoints, before its first step."""
+    build = tiny_qwen3 if kind == "whole" else lambda: with_adapters(tiny_qwen3())
+    with tempfile.TemporaryDirectory() as folder:
+        kept = ocp.CheckpointManagerOptions(save_interval_steps=1, max_to_keep=2)
+        saved = {"max_steps": 2, "checkpoint_root_directory": folder, "checkpointing_options": kept}
+        train(cluster_of(build(), tiny_qwen3(), **saved), 1, lambda prompts, completions, **_: count(completions))
+        again = cluster_of(build(), tiny_qwen3(), **saved)
+        models = again.actor_trainer.model, build()
+        trained, initial = (vanilla(model).generate(PROMPTS, greedy()) for model in models)
+        return {
+            "restored": int(again.actor_trainer.train_steps),
+            "texts": texts(again.rollout.generate(PROMPTS, greedy())),
+            "of the trainer": texts(trained),
+            "of the initial policy": texts(initial),
+        }
+
+
 if __name__ == "__main__":
-    print(json.dumps({"logits": logits, "grpo": grpo}[sys.argv[1]]()))
+    print(json.dumps({"logits": logits, "grpo": grpo, "resume": resume}[sys.argv[1]](*sys.argv[2:])))

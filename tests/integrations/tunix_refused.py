@@ -13,6 +13,7 @@ from flax import nnx
 from eagle_jax import prompt_lookup
 
 sys.path.insert(0, str(Path(__file__).parent))
+from tunix_lora import with_adapters
 from tunix_program import PROMPTS, eagle, greedy, own_head, tiny_qwen3
 
 
@@ -23,7 +24,8 @@ def refused():
     for one, own in (
         (policy, {"history": 9}), (policy, {"head_optimizer": optax.sgd(1.0)}), (policy, {"lanes": 2.5}),
         (policy, {"drafter": "head"}), (policy, {"drafter": lambda target: None}), (adapted, {}),
-        (policy, {"lora_alpha": 16.0}), (adapted, {"lora_alpha": -1.0}), (adapted, {"lora_alpha": 16.0}),
+        (policy, {"lora_alpha": 16.0}), (with_adapters(policy), {"lora_alpha": 16.0}),
+        (adapted, {"lora_alpha": -1.0}), (adapted, {"lora_alpha": 16.0}),
         (policy, {"drafter": own_head, "head_optimizer": 3e-4}),
         (policy, {"drafter": prompt_lookup, "cycle_cost": 0.5}), (policy, {"cycle_cost": 1.5}),
         (policy, {"head_updates": 4}), (policy, {"head_micro": 4}), (policy, {"max_position": 0}),
@@ -32,11 +34,16 @@ def refused():
             eagle(one, **own)
         except ValueError as error:
             found.append(str(error))
+    try:
+        eagle(with_adapters(policy)).update_params(nnx.state(policy, nnx.Param))
+    except ValueError as error:
+        found.append(str(error))
     engine, short = eagle(policy), eagle(policy, max_position=16)
     for one, prompts, config, images in (
         (engine, [], greedy(), None), (engine, "b c", greedy(), None), (engine, PROMPTS, greedy(0), None),
         (engine, PROMPTS, greedy(None), None), (engine, PROMPTS, greedy(), [0]),
-        (engine, PROMPTS, greedy(temperature=1.0, seed="one"), None), (engine, PROMPTS, greedy(temperature=None), None),
+        (engine, PROMPTS, greedy(temperature=1.0, seed="one"), None), (engine, PROMPTS, None, None),
+        (engine, PROMPTS, greedy(eos_tokens="</s>"), None), (engine, PROMPTS, greedy(temperature=None), None),
         (engine, PROMPTS, greedy(temperature=1.0, top_k=-2), None), (short, PROMPTS, greedy(12), None),
     ):  # fmt: skip
         try:

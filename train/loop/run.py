@@ -77,7 +77,9 @@ class Run:
             wanted: dict[str, Any] = {"corpus": self.key, "target": args.target, "scheme": args.weights}
             if args.weights is not None:  # scales are of the dtype
                 wanted["computed"] = args.dtype
-            wanted["weights" if whole else "ends"] = processes.fingerprint(self.target.params, layers=whole)
+            wanted["weights" if whole else "ends"] = processes.fingerprint(
+                self.target.params, self.target.config, layers=whole
+            )
             if learner.taps:  # a learner without taps accepts features of any taps
                 wanted["taps"] = learner.taps
             with naming("--features", args.features):
@@ -91,6 +93,9 @@ class Run:
             self.measured["stop tokens"] = list(self.stops)
         self.checkpoints = TrainingCheckpoints(args.out)
         self._check_saved()
+
+    def _fingerprint(self, layers: bool) -> str:
+        return processes.fingerprint(self.target.params, self.target.config, layers)
 
     def _vocabulary(self) -> tuple[np.ndarray | None, float]:
         """Returns the draft vocabulary and the share of the supervised tokens that it holds."""
@@ -114,7 +119,9 @@ class Run:
             **tokenizer_settings(tokenizer),
             "contents of data": f"{self.key}, {len(self.corpus.tokens)} tokens",
             "draft vocabulary": vocabulary,
-            "weights of target": processes.fingerprint(self.target.params, layers=self.args.features is None),
+            "weights of target": processes.fingerprint(
+                self.target.params, self.target.config, layers=self.args.features is None
+            ),
         }
 
     def _check_saved(self) -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+
+from eagle_jax.checkpoints.files.fields import CheckpointError
 
 
 def adapter_paths(path: str) -> tuple[str, str]:
@@ -39,3 +44,39 @@ def merge_adapter(
     product = jnp.tensordot(down, up, 1)  # axes: inputs, then outputs
     product = product.transpose([[*inputs, *outputs].index(letter) for letter in before])
     return (weight.astype(jnp.float32) + alpha / rank * product).astype(weight.dtype)
+
+
+def adapter_alpha(model: Any) -> float | None:
+    """Returns the alpha of the LoRA rules that qwix applied to a model of NNX; None if there are none to be found.
+
+    The leaves do not hold it: qwix wraps `__call__` of the model's class, and the wrapper holds the rules.
+
+    Raises:
+      CheckpointError: rules have several alphas or dropout, or quantise the weights.
+    """
+    queue: list[Any] = [vars(type(model)).get("__call__")]
+    seen, rules = set[int](), list[Any]()
+    while queue:
+        one = queue.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        rules += [rule for rule in getattr(one, "_rules", None) or () if hasattr(rule, "alpha")]
+        queue += [cell.cell_contents for cell in getattr(one, "__closure__", None) or () if not _is_empty(cell)]
+        queue.append(getattr(one, "__self__", None))
+        if isinstance(one, functools.partial):
+            queue += [one.func, *one.args, *one.keywords.values()]
+    if len(alphas := sorted({float(rule.alpha) for rule in rules})) > 1:
+        raise CheckpointError(f"model must have LoRA rules of one alpha, got {alphas}. Give every rule the same one.")
+    if dropout := [rule.dropout for rule in rules if getattr(rule, "dropout", 0)]:
+        raise CheckpointError(f"model must have LoRA rules without dropout, got {dropout[0]}. Set it to 0.")
+    if any(getattr(rule, "weight_qtype", None) is not None for rule in rules):
+        raise CheckpointError("model must have float weights under its adapters, got quantised ones (QLoRA). Use LoRA.")
+    return alphas[0] if alphas else None
+
+
+def _is_empty(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is None
+    except ValueError:
+        return True

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from flax.core.meta import AxisMetadata
 from flax.traverse_util import unflatten_dict
@@ -91,6 +92,12 @@ def check_leaves(names: Names, leaves: Mapping[str, Any], config: DecoderConfig,
     Raises:
       CheckpointError: a leaf is missing, is not in the table or has another shape.
     """
+    kinds = (jax.Array, np.ndarray, jax.ShapeDtypeStruct)
+    if odd := next((path for path, leaf in leaves.items() if not isinstance(leaf, kinds)), None):
+        raise CheckpointError(
+            f"{where}: {odd} must be an array, got a {type(leaves[odd]).__name__}. Weights that another library has "
+            "quantised (QLoRA) cannot be imported: pass those of the float model."
+        )
     matches, shapes = _matches(names, leaves, config, where), expected_shapes(config)
     used = {source for _, source, _ in matches}
     if names.lora_alpha is not None:

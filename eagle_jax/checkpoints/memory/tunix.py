@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from eagle_jax.checkpoints.files.fields import CheckpointError, notice
+from eagle_jax.checkpoints.memory.adapters import adapter_alpha
 from eagle_jax.checkpoints.memory.gemma import attention_leaves, gemma3_decoder
 from eagle_jax.checkpoints.memory.names import Leaf, Names
 from eagle_jax.config import ConfigError, DecoderConfig, RopeConfig
@@ -39,22 +40,28 @@ _PERIOD = 6  # of Gemma 3: five layers with a window, then one without
 
 
 def tunix_names(model: Any, lora_alpha: float | None = None) -> Names:
-    """Returns the table of a model of tunix; `lora_alpha` is that of `Names`.
+    """Returns the table of a model of tunix.
+
+    Args:
+      lora_alpha: of `Names`; None reads it from the rules of qwix (`adapter_alpha`).
 
     Raises:
-      CheckpointError: the class of the model is not supported. ConfigError: `lora_alpha` is no number above 0.
+      CheckpointError: the class of the model is not supported, or its LoRA rules have several alphas or dropout.
+      ConfigError: `lora_alpha` is no number above 0, or not that of the rules.
     """
-    if lora_alpha is not None and not (isinstance(lora_alpha, numbers.Real) and 0 < lora_alpha < math.inf):
-        raise ConfigError(
-            f"lora_alpha must be a number above 0, got {lora_alpha!r}. Pass the alpha of the model's LoraProvider."
-        )
+    own, given = adapter_alpha(model), lora_alpha
+    is_number = isinstance(given, numbers.Real) and not isinstance(given, bool)
+    if given is not None and not (is_number and 0 < given < math.inf):
+        raise ConfigError(f"lora_alpha must be a number above 0, got {given!r}. Leave it out for adapters of qwix.")
+    if None not in (own, given) and own != given:
+        raise ConfigError(f"lora_alpha must be that of the model's LoRA rules, {own}, got {given}. Leave it out.")
     kind = type(model).__name__
     if kind not in _NAMES:
         raise CheckpointError(
             f"model must be a tunix {', '.join(_NAMES)}, got a {kind}. For another model pass its configuration and "
             "table to Target.from_tree."
         )
-    return _NAMES[kind]._replace(lora_alpha=lora_alpha)
+    return _NAMES[kind]._replace(lora_alpha=own if given is None else given)
 
 
 def tunix_config(model: Any, max_position: int, eos_ids: Sequence[int] = ()) -> DecoderConfig:
