@@ -15,7 +15,7 @@ from eagle_jax.config import ExpertsConfig
 from eagle_jax.models import Decoder, init_params
 from eagle_jax.models.projections import JOINED, join_projections, split_projections
 from eagle_jax.models.quantised import quantise_params
-from eagle_jax.parallel import make_mesh
+from eagle_jax.parallel import make_mesh, processes
 from eagle_jax.training.initialisation import fresh_draft_model, fresh_head
 from tests.models import TREES, tiny_head, tiny_target
 
@@ -102,3 +102,16 @@ def test_a_head_begins_with_the_same_layer_of_either_layout():
         for target in (params, join_projections(params))
     ]
     jax.tree.map(np.testing.assert_array_equal, *heads)
+
+
+def test_a_fingerprint_does_not_depend_on_the_form():
+    """`train.features` has projections joined, and `train.head` on a mesh has them separate."""
+    config = LLAMA
+    params = init_params(config, jax.random.key(0))
+    joined = join_projections(params)
+    assert "qkv_proj" in joined["layers_0"]["self_attn"]
+    assert processes.fingerprint(joined, config) == processes.fingerprint(params, config)
+    other = init_params(config, jax.random.key(1))
+    ends = [processes.fingerprint(part, config, layers=False) for part in (params, joined, other)]
+    assert ends[0] == ends[1] != ends[2]
+    assert processes.fingerprint(other, config) != processes.fingerprint(params, config) != ends[0]

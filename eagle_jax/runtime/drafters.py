@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Any, Self
 
@@ -145,8 +145,12 @@ class DraftHead(TreeDrafter):
         `tree` None is the papers' tree for 7B and 8B models: 59 nodes, `top_k` 10, 6 levels (EAGLE-2) or 8 (EAGLE-3).
 
         Raises:
-          ConfigError: `top_k` of the tree exceeds the draft vocabulary. ValueError: `target` is not a `Target`.
+          ConfigError: `params` have no head, or `top_k` of the tree exceeds the draft vocabulary. ValueError: `target`
+            is not a `Target`.
         """
+        if not isinstance(params, Mapping) or not isinstance(params.get("head"), Mapping):
+            got = sorted(params) if isinstance(params, Mapping) else type(params).__name__
+            raise ConfigError(f'params must be {{"head": ..., "d2t": ...}}, got {got}. Pass params of a DraftHead.')
         dtype = activation_dtype(params["head"])
         tree = tree or TreeConfig(depth=8 if config.kind == "eagle3" else 6)
         return cls.bind_tree(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
+from eagle_jax.checkpoints.files.mapping import expected_shapes
 from eagle_jax.checkpoints.memory import (
     Names,
     gemma_config,
@@ -56,8 +57,18 @@ class Target:
         """Makes a target from parameters, such as a policy in training, and spreads them over `mesh`.
 
         Raises:
-          ConfigError: the mesh does not divide the model. MemoryError: the parameters do not fit in device memory.
+          ConfigError: a part of the parameters is missing or unknown, or the mesh does not divide the model.
+          MemoryError: the parameters do not fit in device memory.
         """
+        parts = {path.partition("/")[0] for path in expected_shapes(config)}
+        if not isinstance(params, Mapping) or params.keys() != parts:
+            given = set(params) if isinstance(params, Mapping) else {type(params).__name__}
+            missing, unknown = sorted(parts - given), sorted(given - parts)
+            what = f"without {missing[0]!r}" if missing else f"with {unknown[0]!r}"
+            raise ConfigError(
+                f"params must have the {len(parts)} parts of {config.architecture}, got some {what}. Pass those of a "
+                "Target, or import others by Target.from_tree."
+            )
         dtype = activation_dtype(params)
         fn = on_mesh(config, dtype, mesh)  # first: it checks the axes of the mesh
         return cls(config, spread(params, mesh), fn, name, dtype, mesh)
@@ -155,7 +166,8 @@ def check_target(target: Target, name: str = "target") -> None:
     """
     if not isinstance(target, Target):
         raise ValueError(
-            f"{name} must be a Target, got a {type(target).__name__}. Pass the result of eagle_jax.load_target."
+            f"{name} must be a Target, got a {type(target).__name__}. Pass the result of eagle_jax.load_target, or "
+            "of Target.from_params."
         )
     arrays = [leaf for leaf in jax.tree.leaves(target.params) if isinstance(leaf, jax.Array)]
     if any(not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted() for leaf in arrays):

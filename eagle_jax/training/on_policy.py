@@ -17,7 +17,7 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from eagle_jax.config import DecoderConfig, HeadConfig
+from eagle_jax.config import DecoderConfig, HeadConfig, check_integer
 from eagle_jax.packed import PackedTokens
 from eagle_jax.training.objective import Objective, TargetOutputs
 from eagle_jax.training.train_steps import Frozen, HeadTrainState, UpdateReport, head_train_step
@@ -95,6 +95,9 @@ def pack_replies(
       ValueError: the number of replies is no multiple of the number of prompts; `features` are missing, or are those of
         other texts; or `length` leaves no token of a reply.
     """
+    check_integer("hidden_size", hidden_size)
+    if length is not None:
+        check_integer("length", length, 2)
     if features is None or len(features) != len(tokens):
         raise ValueError(
             f"features must have a row per reply ({len(tokens)}), got {'None' if features is None else len(features)}. "
@@ -126,7 +129,10 @@ def pack_replies(
         supervised[row, len(prompts[row // samples]) : count] = True
         known[row, : min(len(states), count)] = states[:count]
     if any(map(len, tokens)) and not supervised.any():
-        raise ValueError(f"length must be more than the prompts have tokens, got {width}. Raise it.")
+        raise ValueError(
+            f"length must be more than the {min(map(len, prompts))} tokens of the shortest prompt, got {width}. Raise "
+            "it: a longer text is cut."
+        )
     texts = PackedTokens(*map(jnp.asarray, (text, supervised, segments, positions)))
     return Rollouts(
         texts, TargetOutputs(jnp.asarray(known[..., :-hidden_size]), jnp.asarray(known[..., -hidden_size:]))

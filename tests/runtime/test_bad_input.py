@@ -15,7 +15,7 @@ from eagle_jax.config import TreeConfig
 from eagle_jax.core import Batch, Engine, Sizes, emitted_log_probs, generate, make_sampling, prefill, step
 from eagle_jax.runtime import generation
 from eagle_jax.runtime.generation import request_of
-from tests.models import tiny_head, tiny_target
+from tests.models import TREES, tiny_head, tiny_target
 
 GOOD = [[1, 2, 3]]
 
@@ -180,3 +180,23 @@ def test_a_cache_smaller_than_the_run_raises_an_error():
     request = request_of(tiny_target(), None, GOOD, max_new_tokens=8)
     with pytest.raises(ValueError, match="slots must be at least required_slots, 65, got 16"):
         prefill(*request._replace(sizes=request.sizes._replace(slots=16)))
+
+
+def test_parameters_of_another_layout_are_named():
+    target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
+    shorter = {name: part for name, part in target.params.items() if name != "layers_0"}
+    for params, message in (
+        ({"params": target.params}, r"params must have the \d+ parts of .*, got some without 'embed_tokens'"),
+        (shorter, "got some without 'layers_0'"),
+        ({**target.params, "layers_9": {}}, "got some with 'layers_9'"),
+        (None, "got some without"),
+    ):
+        with pytest.raises(eagle_jax.ConfigError, match=message):
+            eagle_jax.Target.from_params(target.config, params)
+    for params, message in (
+        (head.params["head"], "got .*'fc'"),
+        ({"head": None}, r"got \['head'\]"),
+        (None, "NoneType"),
+    ):
+        with pytest.raises(eagle_jax.ConfigError, match=rf"params must be .*, {message}.*Pass params of a DraftHead"):
+            eagle_jax.DraftHead.from_params(head.config, params, target)

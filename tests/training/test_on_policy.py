@@ -193,7 +193,7 @@ def test_long_and_interrupted_replies_are_packed():
         pack_replies([[1]], [[2], [3]], None, 2)
     with pytest.raises(ValueError, match="tokens must be a multiple of the 2 prompts, got 1 replies"):
         pack_replies([[1], [2]], [[3]], features[:1], 2)
-    with pytest.raises(ValueError, match="length must be more than the prompts have tokens, got 3"):
+    with pytest.raises(ValueError, match=r"length must be more than the \d+ tokens of the shortest prompt, got 3"):
         pack_replies([[1, 2, 3]], [[7, 8, 9]], features[:1], 2, length=3)
     with pytest.raises(ValueError, match=r"features must have a state for every token .*, 5 in row 1, got 4"):
         pack_replies([[1], [2, 3, 4]], [[7, 8, 9, 5, 6], [7, 8, 9]], [features[0], features[0][:4]], 2)
