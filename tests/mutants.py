@@ -43,6 +43,11 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = (
+    Mutant("adapters are added without their scale", "checkpoints/memory/adapters.py", "alpha / rank * product",
+           "product", "tests/checkpoints/test_adapters.py -k merged"),
+    Mutant("inputs and outputs of an adapter change places", "checkpoints/memory/adapters.py",
+           "[*inputs, *outputs].index(letter)", "[*outputs, *inputs].index(letter)",
+           "tests/checkpoints/test_adapters.py -k merged"),
     Mutant("a wrong child is accepted", "core/tree.py", "nodes[jnp.maximum(parents, 0)] & (tokens == token)",
            "nodes[jnp.maximum(parents, 0)]", DRAWN),
     Mutant("children of any node are accepted", "core/tree.py", "(parents >= 0) & nodes[jnp.maximum(parents, 0)] &",

@@ -196,7 +196,7 @@ def test_parameters_of_another_layout_are_named():
     for params, message in (
         (head.params["head"], "got .*'fc'"),
         ({"head": None}, r"got \['head'\]"),
-        (None, "NoneType"),
+        (None, "got NoneType"),
     ):
         with pytest.raises(eagle_jax.ConfigError, match=rf"params must be .*, {message}.*Pass params of a DraftHead"):
             eagle_jax.DraftHead.from_params(head.config, params, target)
