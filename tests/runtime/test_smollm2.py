@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -124,3 +127,24 @@ def test_text_and_tau_of_the_real_model():
         fast = eagle_jax.generate(target, Loader(target, places)(label), [prompt], max_new_tokens=32)
         assert fast.tokens == plain.tokens
         assert fast.tau > 2
+
+
+@pytest.mark.slow
+@needs_package
+def test_make_smollm_ends_with_one_json_object(repository):
+    """The command of `make smollm`, with a shorter answer."""
+    command = [
+        sys.executable,
+        "-m",
+        "infer.demo",
+        "--drafter",
+        "smollm2",
+        "--max-new-tokens",
+        "24",
+        "--repetitions",
+        "1",
+    ]
+    run = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-2000:]
+    result = json.loads(run.stdout.splitlines()[-1])
+    assert result["identical"] is True and result["tau"] > 1.5
