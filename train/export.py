@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +22,7 @@ from eagle_jax.checkpoints import (
     checkpoint_directory,
     config_directory,
     export_head,
+    is_gguf,
     load_head_checkpoint,
     load_target_checkpoint,
     read_target_config,
@@ -38,8 +40,8 @@ class Args:
     to: Literal["official", "speculators", "sglang"]  # layout
     head: str  # directory of a head or of a run of `train.head`, hub id, "demo" or "smollm2"
     out: Path  # directory to write; it appears whole or not at all
-    # directory or hub id of the head's target, "demo" or "smollm2". Its vocabulary, context length and RoPE are
-    # written. A head of `train.head` stores its target
+    # directory, GGUF file or hub id of the head's target, "demo" or "smollm2". Its vocabulary, context length and RoPE
+    # are written. A head of `train.head` stores its target
     target: str | None = None
     # name of the target in a speculators config; default --target (a directory by its full path)
     verifier: str | None = None
@@ -57,6 +59,10 @@ def main(args: Args) -> None:
     at_least_one(args, "speculative_tokens")
     if args.to != "speculators" and args.verifier is not None:
         raise ValueError(f"--verifier must come with --to speculators, got {args.to}. Leave it out.")
+    if args.verifier is not None and args.verifier[:1] in "/.~" and not Path(args.verifier).expanduser().exists():
+        raise ValueError(
+            f"--verifier must be a directory or hub id, got {args.verifier}, which does not exist. Correct it."
+        )
     head = head_path(args.head, part="eagle3")
     named = args.target or (args.head if args.head in PAIRS else target_of_head(head))
     if named is None:
@@ -89,6 +95,8 @@ def main(args: Args) -> None:
         config, params, target_config, args.out, args.to, dtype, rope=args.rope, verifier=args.verifier or full_name,
         speculative_tokens=args.speculative_tokens, embedding=embedding if wanted else None,
     )  # fmt: skip
+    if args.to == "speculators" and args.verifier is None and is_gguf(Path(full_name)):
+        logging.warning("The config names %s, and vLLM needs a directory: convert it, and pass --verifier.", full_name)
     weights = sum(path.stat().st_size for path in out.glob("*.safetensors"))
     print(json.dumps({"out": str(args.out), "to": args.to, "head": head, "dtype": dtype, "bytes": weights}))
 

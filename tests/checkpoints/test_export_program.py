@@ -107,6 +107,7 @@ def test_the_weights_of_a_hub_target_are_fetched_only_for_their_embedding(target
     [
         ({"target": None}, "was trained for, got none. Give it: the exported config takes"),
         ({"verifier": "a/b"}, "--verifier must come with --to speculators"),
+        ({"to": "speculators", "verifier": "/nope/x"}, "--verifier must be a directory or hub id, got /nope/x"),
         ({"speculative_tokens": 0}, "--speculative-tokens"),
         ({"target": "{head}"}, "must hold a whole model, got an EAGLE-3 head. Load it with load_drafter"),
         ({"out": "{target}", "overwrite": True}, "--out must not be the target's directory"),

@@ -73,12 +73,14 @@ def test_a_local_path_needs_no_network(hub, golden, monkeypatch):
     [
         *((path, "which does not exist") for path in ("/no/such", "./nothing", "../nothing", "a/b/c", "~/nothing")),
         ("", "path_or_hub_id must be a directory or a hub id, got ''"),
-        ("file", "must be a directory, a GGUF file or a hub id, got the file file"),
+        ("file", "must be a directory, a GGUF file or a hub id, got the file file. Give its directory"),
+        ("model.bin", "got the file model.bin. Rename it to end in .gguf"),
     ],
 )
 def test_a_path_without_a_directory_is_an_error(path, message, hub, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
+    (tmp_path / "model.bin").write_bytes(b"GGUF\x03")
     with pytest.raises(CheckpointError, match=message):
         checkpoint_directory(path)
     assert not hub.calls

@@ -14,7 +14,7 @@ from eagle_jax.training import Divergence, OptimiserKind
 class TargetArgs:
     """Options of programs that load a target and render conversations for it."""
 
-    target: str  # path or hub id of the model; demo is the bundled one
+    target: str  # directory, GGUF file or hub id of the model; demo and smollm2 are bundled pairs' models
     # quantises the target when it is loaded (docs/own_model.md): replies and states are those of the quantised target
     weights: Scheme | None = None
     tokenizer: str | None = None  # path or hub id, if the target's directory has none
@@ -88,8 +88,8 @@ class HeadArgs(RunArgs):
     taps: tuple[int, ...] | None = None
     fc_norm: bool = False  # a norm per tap before the projection (EAGLE-3.1)
     norm_output: bool = False  # feed the normed state back (EAGLE-3.1)
-    # size of EAGLE-3's draft vocabulary; 0 is the target's (method default: 32000 or, if smaller, 0). A head given by
-    # --init keeps its own size, taps and width
+    # size of EAGLE-3's draft vocabulary; 0 is the target's (method default: 32000, or the whole vocabulary of a smaller
+    # target). A head given by --init keeps its own size, taps and width
     draft_vocab: int | None = None
     head_intermediate: int = 0  # width of an EAGLE head's MLP; 0 is the target's
     copy_layer: bool = False  # start the layer of eagle3 with the target's last one, which needs its sizes

@@ -107,8 +107,10 @@ def _existing_place(path_or_hub_id: str | os.PathLike[str]) -> Path | None:
             raise CheckpointError(f"path_or_hub_id must be an existing GGUF file, got {path}. Correct the path.")
         return path
     if path.exists():
+        with path.open("rb") as file:
+            remedy = "Rename it to end in .gguf." if file.read(4) == b"GGUF" else "Give its directory."
         raise CheckpointError(
-            f"path_or_hub_id must be a directory, a GGUF file or a hub id, got the file {path}. Give its directory."
+            f"path_or_hub_id must be a directory, a GGUF file or a hub id, got the file {path}. {remedy}"
         )
     if isinstance(path_or_hub_id, Path) or not _HUB_ID.fullmatch(str(path_or_hub_id)):
         raise CheckpointError(
