@@ -297,7 +297,7 @@ class EagleRollout(BaseRollout):
         """Imports the policy before the first call if it is another one: a trainer that resumes restores it late."""
         actor, self._actor = self._actor, None
         leaves = {} if actor is None else leaves_by_path(actor)
-        if any(self._read[path]() is not leaf for path, leaf in leaves.items()):
+        if any(path not in self._read or self._read[path]() is not leaf for path, leaf in leaves.items()):
             self._frozen = _without(leaves, self._adapters)
             self.update_params(actor)
 

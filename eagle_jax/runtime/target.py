@@ -61,7 +61,7 @@ class Target:
           MemoryError: the parameters do not fit in device memory.
         """
         parts = {path.partition("/")[0] for path in expected_shapes(config)}
-        if not isinstance(params, Mapping) or params.keys() != parts:
+        if not isinstance(params, Mapping) or set(params) != parts:
             given = set(params) if isinstance(params, Mapping) else {type(params).__name__}
             missing, unknown = sorted(parts - given), sorted(given - parts)
             what = f"without {missing[0]!r}" if missing else f"with {unknown[0]!r}"
@@ -110,11 +110,12 @@ class Target:
 
         Args:
           max_position: longest context in tokens, and eos_ids: stop tokens; the model states neither.
-          lora_alpha: alpha of the model's LoRA rules, if it has adapters: they are merged into the copy.
+          lora_alpha: alpha of the model's adapters (LoRA), which are merged into the copy; None reads it from the rules
+            of qwix.
           mesh, dtype: as in `from_tree`.
 
         Raises:
-          CheckpointError: the model is of another class, has experts, or has adapters without `lora_alpha`.
+          CheckpointError: the model is of another class, has experts, or has adapters that cannot be merged.
           ConfigError, MemoryError: as `from_tree`.
         """
         config, names = tunix_config(model, max_position, eos_ids), tunix_names(model, lora_alpha)

@@ -77,9 +77,7 @@ class Run:
             wanted: dict[str, Any] = {"corpus": self.key, "target": args.target, "scheme": args.weights}
             if args.weights is not None:  # scales are of the dtype
                 wanted["computed"] = args.dtype
-            wanted["weights" if whole else "ends"] = processes.fingerprint(
-                self.target.params, self.target.config, layers=whole
-            )
+            wanted["weights" if whole else "ends"] = self._fingerprint(layers=whole)
             if learner.taps:  # a learner without taps accepts features of any taps
                 wanted["taps"] = learner.taps
             with naming("--features", args.features):
@@ -119,9 +117,7 @@ class Run:
             **tokenizer_settings(tokenizer),
             "contents of data": f"{self.key}, {len(self.corpus.tokens)} tokens",
             "draft vocabulary": vocabulary,
-            "weights of target": processes.fingerprint(
-                self.target.params, self.target.config, layers=self.args.features is None
-            ),
+            "weights of target": self._fingerprint(layers=self.args.features is None),
         }
 
     def _check_saved(self) -> None:
