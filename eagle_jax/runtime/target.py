@@ -61,13 +61,15 @@ class Target:
           MemoryError: the parameters do not fit in device memory.
         """
         parts = {path.partition("/")[0] for path in expected_shapes(config)}
-        if not isinstance(params, Mapping) or set(params) != parts:
-            given = set(params) if isinstance(params, Mapping) else {type(params).__name__}
-            missing, unknown = sorted(parts - given), sorted(given - parts)
+        given = set(params) if isinstance(params, Mapping) else {type(params).__name__}
+        if not any(part.startswith("layers_") for part in given):  # without any, as training on stored features
+            parts = {part for part in parts if not part.startswith("layers_")}
+        missing, unknown = sorted(parts - given), sorted(given - parts)
+        if missing or unknown:
             what = f"without {missing[0]!r}" if missing else f"with {unknown[0]!r}"
             raise ConfigError(
-                f"params must have the {len(parts)} parts of {config.architecture}, got some {what}. Pass those of a "
-                "Target, or import others by Target.from_tree."
+                f"params must have the parts of a {config.architecture}, got some {what}. Pass those of a Target, or "
+                "import others by Target.from_tree."
             )
         dtype = activation_dtype(params)
         fn = on_mesh(config, dtype, mesh)  # first: it checks the axes of the mesh
