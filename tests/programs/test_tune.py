@@ -287,6 +287,7 @@ def test_short_and_long_prompts_are_tuned_apart_and_checked(quick, measured, cap
         ({"skip": 2}, "must have prompts of at most .* after the first 2, got none in talk"),
         ({"batches": "1,3"}, "--batches must be at most --limit 2, got 3"),
         ({"repeats": 4}, "--repeats must be at least 5, got 4"),
+        ({"minutes": -1.0}, "--minutes must be above 0, got -1"),
         ({"methods": "sps", "target": "a/b"}, "--draft-model must be given for sps"),
         ({"methods": "own:json:loads"}, "must name methods of the library, got own:json:loads"),
         ({"methods": "eagle3@chain2/pld4"}, "a profile can hold, got eagle3@chain2/pld4, two in one"),
