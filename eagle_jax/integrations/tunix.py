@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -115,7 +115,8 @@ class EagleRollout(BaseRollout):
         if bool(adapters) != (names.lora_alpha is not None):
             got = f"None and {adapters[0]!r}" if adapters else f"{lora_alpha!r} without adapters"
             raise ConfigError(f"lora_alpha must be that of a policy with adapters (LoRA), got {got}. {_ALPHA}")
-        self._adapters, self._frozen = adapters, _without(leaves, adapters)
+        # A trainer of adapters sends these alone. The other leaves are its own arrays, which it does not change.
+        self._adapters, self._leaves = adapters, leaves if adapters else {}
         dtype = str(jnp.dtype(rollout_config.data_type or activation_dtype(leaves)))
         self._importer = Importer(names, config, dtype, own_mesh(mesh))
         fn = on_mesh(config, dtype, self._importer.mesh)  # first: it checks the key-value heads
@@ -127,8 +128,8 @@ class EagleRollout(BaseRollout):
             got = type(self._drafter).__name__
             raise ConfigError(f"drafter must return a BoundDrafter, got a {got}. Return what load_drafter returns.")
         request_of(self._target, self._drafter, [[0]], cycle_cost=cycle_cost, max_new_tokens=1, fits=False)  # checks
-        self._actor: Any = rollout_actor  # until the first call or update
-        self._read = {path: weakref.ref(leaf) for path, leaf in leaves.items()}
+        # Until the first call or update: weak references, since a trainer that resumes replaces the arrays.
+        self._made_of: Any = rollout_actor, {path: weakref.ref(leaf) for path, leaf in leaves.items()}
         # tunix compares the weights of the trained model with those of `model()`, and copies them if they differ. Here
         # they always do, and a model of shapes costs no memory.
         graph, state = nnx.split(rollout_actor)
@@ -200,7 +201,6 @@ class EagleRollout(BaseRollout):
         ids = [self._tokenize(prompt) for prompt in prompts]
         samples = math.gcd(*(len(list(run)) for _, run in itertools.groupby(prompts)))
         sampled, given_stops = rollout_config.temperature != 0, rollout_config.eos_tokens
-        self._check_room(max(map(len, ids)), rollout_config.max_tokens_to_generate)
         found = _named(
             rollout,
             self._target,
@@ -255,12 +255,12 @@ class EagleRollout(BaseRollout):
         Raises:
           CheckpointError: a parameter is missing or unknown.
         """
-        self._actor, given = None, leaves_by_path(params)
+        self._made_of, given = None, leaves_by_path(params)
         if missing := [path for path in self._adapters if path not in given]:
             raise CheckpointError(
                 f"params must have all adapters, got none for {missing[0]!r}. Pass nnx.LoRAParam too."
             )
-        leaves = self._placed(self._frozen | given)
+        leaves = self._placed(self._leaves | given)
         new = self._importer(leaves, old=self._target.params)
         self._target = dataclasses.replace(self._target, params=new)
         if self._drafter is not None:
@@ -295,26 +295,18 @@ class EagleRollout(BaseRollout):
 
     def _read_again(self) -> None:
         """Imports the policy before the first call if it is another one: a trainer that resumes restores it late."""
-        actor, self._actor = self._actor, None
-        leaves = {} if actor is None else leaves_by_path(actor)
-        if any(path not in self._read or self._read[path]() is not leaf for path, leaf in leaves.items()):
-            self._frozen = _without(leaves, self._adapters)
+        if self._made_of is None:
+            return
+        (actor, read), self._made_of = self._made_of, None
+        leaves = leaves_by_path(actor)
+        if any(path not in read or read[path]() is not leaf for path, leaf in leaves.items()):
+            self._leaves = leaves if self._adapters else {}
             self.update_params(actor)
 
     def _stops(self, given: Any) -> list[Any]:
         """Returns the stop tokens of a call: those given, one or several, or the tokenizer's."""
         listed = [given] if isinstance(given, int | str) else [] if given is None else list(given)
         return listed or [self.eos_id()]
-
-    def _check_room(self, longest: int, budget: Any) -> None:
-        """Checks that the longest prompt and a reply fit; `rollout` checks the budget alone."""
-        most = self._target.config.max_position
-        if isinstance(budget, int) and longest + budget > most:
-            raise ValueError(
-                f"rollout_config.max_tokens_to_generate must be at most {max(0, most - longest)} after a prompt of "
-                f"{longest} tokens (max_position is {most}), got {budget}. Lower it, or raise max_position of "
-                "EagleRollout."
-            )
 
     def _follow(self, prompts: list[list[int]], found: Any, most: int) -> None:
         """Updates the head on replies of the present policy, and the history."""
@@ -360,11 +352,6 @@ class EagleRollout(BaseRollout):
             return self._calls - 1
         is_array = isinstance(seed, jax.Array | np.ndarray)
         return int(seed) if is_array and seed.ndim == 0 and jnp.issubdtype(seed.dtype, jnp.integer) else seed
-
-
-def _without(leaves: Mapping[str, Any], adapters: Sequence[str]) -> dict[str, Any]:
-    """Returns what adapters are merged into: the trainer's own arrays, which it does not change."""
-    return {path: leaf for path, leaf in leaves.items() if adapters and path not in adapters}
 
 
 def _named(call: Callable[..., Any], *args: Any, **options: Any) -> Any:

@@ -191,15 +191,16 @@ def _check_budgets(max_new_tokens: int | Sequence[int], rows: list[np.ndarray], 
         raise ValueError(
             f"max_new_tokens must be a number, or one per prompt ({len(rows)}), got {len(budgets)}. Pass one number."
         )
-    for index, (budget, row) in enumerate(zip(budgets, rows, strict=True)):
+    for index, budget in enumerate(budgets):
         check_integer(f"max_new_tokens[{index}]" if several else "max_new_tokens", budget)
-        room = config.max_position - len(row)
-        if budget > room:
-            lower = f" or lower max_new_tokens to at most {room}" if room > 0 else ""
-            raise ValueError(
-                f"row {index}: prompt and max_new_tokens must fit in the model's {config.max_position} positions, got "
-                f"{len(row)} + {budget}. Shorten the prompt{lower}."
-            )
+    rooms = [config.max_position - len(row) for row in rows]
+    index = min(range(len(rows)), key=lambda at: rooms[at] - budgets[at])  # lowered to fit there, it fits everywhere
+    if budgets[index] > rooms[index]:
+        remedy = "Lower it, or shorten the prompt." if rooms[index] > 0 else "Shorten the prompt."
+        raise ValueError(
+            f"max_new_tokens must be at most {max(0, rooms[index])} after the {len(rows[index])} tokens of row {index} "
+            f"(max_position is {config.max_position}), got {budgets[index]}. {remedy}"
+        )
     return budgets
 
 
@@ -208,8 +209,7 @@ def _stop_table(eos_ids: StopTokens, batch: int, config: DecoderConfig) -> np.nd
     if eos_ids is None:
         eos_ids = config.eos_ids
     given: Any = eos_ids
-    texts = isinstance(given, str) or (is_list(given) and any(isinstance(one, str) for one in given))
-    if texts:
+    if isinstance(given, str) or (is_list(given) and any(isinstance(one, str) for one in given)):
         raise ValueError(f"eos_ids must be a token id, a list, or a list per prompt, got {eos_ids!r}. Give ids.")
     rows = list(given) if is_list(given) and any(map(is_list, given)) else [given] * batch
     if len(rows) != batch:

@@ -179,7 +179,7 @@ def test_wrong_engines_and_calls_are_refused(run):
         "rollout_config.eos_tokens must be a token id",
         "rollout_config.temperature must be a number, got None",
         "rollout_config.top_k must be",
-        "rollout_config.max_tokens_to_generate must be at most 9 after a prompt of 7 tokens (max_position is 16)",
+        "rollout_config.max_tokens_to_generate must be at most 9 after the 7 tokens of row 2 (max_position is 16)",
     )
     found = run(program="tunix_refused.py")
     assert len(found) == len(messages)

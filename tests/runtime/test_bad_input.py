@@ -67,7 +67,7 @@ def test_a_target_whose_arrays_were_donated_is_named():
         ([[0.5]], r"prompts\[0\] must be .*, got \[0.5\]"),
         ([[[1]]], r"prompts\[0\] must be .* flat list .*, got \[\[1\]\]"),
         ([[1, [2, 3]]], "flat list"),
-        ([[1] * 600], r"must fit in the model's 512 positions, got 600 \+ 128\. Shorten the prompt\."),
+        ([[1] * 600], r"at most 0 after the 600 tokens of row 0 .max_position is 512., got 128\. Shorten the prompt\."),
     ],
     ids=lambda value: "" if isinstance(value, str) else type(value).__name__,
 )
@@ -79,7 +79,10 @@ def test_invalid_prompts_raise_errors(prompts, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(max_new_tokens=510), "must fit in the model's 512 positions, got 3 \\+ 510.*at most 509"),
+        (
+            dict(max_new_tokens=510),
+            r"max_new_tokens must be at most 509 after the 3 tokens of row 0 .max_position is 512., got 510\. Lower it",
+        ),
         (dict(log_probs="draft"), "log_probs must be 'target', 'law' or None, got 'draft'"),
         (dict(max_new_tokens=0), "max_new_tokens must be .*at least 1, got 0"),
         (dict(max_new_tokens=[3, 3]), r"a number, or one per prompt \(1\), got 2"),

@@ -193,7 +193,8 @@ def _matches(names: Names, leaves: Mapping[str, Any], config: DecoderConfig, whe
 def _adapter(names: Names, source: str, leaves: Mapping[str, Any]) -> tuple[Any, Any] | None:
     """Returns both parts of the adapter of a leaf, if it has one that is merged."""
     down, up = adapter_paths(source)
-    return (leaves[down], leaves[up]) if names.lora_alpha is not None and {down, up} <= set(leaves) else None
+    both = names.lora_alpha is not None and down in leaves and up in leaves
+    return (leaves[down], leaves[up]) if both else None
 
 
 def _converted_shape(
