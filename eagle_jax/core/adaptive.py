@@ -45,7 +45,7 @@ LOSS = 0.02
 DOUBTFUL, PROMISING = 0.95, 1.25
 """Tokens per plain step of a cycle, expected and seen, up to which drafts may cost `LOSS`, and from which `SLACK`."""
 MEMORY = 16
-"""Cycles, about so many of which are remembered."""
+"""Cycles, about so many of which are remembered, and plain steps that a tuning's expectation counts for."""
 PRIOR = 8.0
 """Drafted tokens, and plain steps, for which scores are trusted before any was verified."""
 TRIAL = 3.0
@@ -79,10 +79,16 @@ class Choice(NamedTuple):
     share: Float[Array, ""] | float = 0.0
 
 
-def start() -> Payoff:
-    """Returns the payoff of a run before its first cycle."""
+def start(expected: float | None = None) -> Payoff:
+    """Returns the payoff of a run before its first cycle.
+
+    Args:
+      expected: tokens per plain step that drafts yielded in a tuning, which counts as much as `MEMORY` plain steps of
+        this run would; None knows nothing.
+    """
     # An array of its own for every field: a caller may donate them.
-    balance, gained, spent, hoped, kept, saved = (jnp.float32(0) for _ in range(6))
+    balance, hoped, kept, saved = (jnp.float32(0) for _ in range(4))
+    gained, spent = jnp.float32(MEMORY * (expected or 0)), jnp.float32(MEMORY if expected else 0)
     return Payoff(balance, gained, spent, hoped, kept, saved, jnp.int32(0), jnp.int32(BURST))
 
 

@@ -19,7 +19,7 @@ from eagle_jax.drafters import vanilla_drafter
 from eagle_jax.parallel import to_host
 from eagle_jax.runtime.drafters import BoundDrafter
 from eagle_jax.runtime.errors import check_finite, check_fits, memory_errors
-from eagle_jax.runtime.profile import Profile, bound_profile
+from eagle_jax.runtime.profile import Chosen, Profile, bound_profile
 from eagle_jax.runtime.request import Request, StopTokens, check_drafter, prepare, sampling_of, with_taps
 from eagle_jax.runtime.target import Target, check_target
 
@@ -126,7 +126,8 @@ def generate(
         many nodes as pay: the program has a pass for each of the sizes. None drafts always, and all nodes; with "auto"
         it is the profile's.
       payoff: `payoff` of an earlier result with the same costs. Then the choice begins with what drafts have yielded
-        so far, and what tries may cost counts over all calls; None knows nothing yet.
+        so far, and what tries may cost counts over all calls; None knows nothing yet, but with "auto" what the tuning
+        predicted.
       profile: for "auto", the result of `load_profile` or a path; the file is read again only when it changes.
       taps: hidden states of the target to return for every token that it read, 0 to its number of layers, as in
         `HeadConfig.taps`. The last number is the state after the final norm. They are computed anyway; None keeps none.
@@ -144,7 +145,10 @@ def generate(
     if taps is not None:  # no option of `request_of`: a stream keeps none
         request = with_taps(request, taps, target.config)
         check_fits(request)
-    return run_request(request, checked_payoff(payoff, cycle_cost, drafter))
+    payoff = checked_payoff(payoff, cycle_cost, drafter)
+    if payoff is None and cycle_cost is None:
+        payoff = expected_payoff(chosen(target, drafter, profile, prompts, options.get("temperature", 0.0)))
+    return run_request(request, payoff)
 
 
 def stream(
@@ -248,7 +252,7 @@ def request_of(
     sampling = sampling_of(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     if log_probs is not None and log_probs not in get_args(LogProbs):
         raise ValueError(f"log_probs must be 'target', 'law' or None, got {log_probs!r}. 'target' is at temperature 1.")
-    drafter, cost = _chosen(target, drafter, profile, prompts, temperature, lanes)
+    drafter, cost, _ = chosen(target, drafter, profile, prompts, temperature, lanes)
     cost = cost if cycle_cost is None else cycle_cost
     check_drafter(drafter, target)
     method, own = (vanilla_drafter(), {}) if drafter is None else (drafter.drafter, drafter.params)
@@ -280,17 +284,17 @@ def _checked_cost(cost: float | CycleCost | None, method: core.Drafter) -> Cycle
     return cost if isinstance(cost, CycleCost) else CycleCost((rows,), (float(cost),))
 
 
-def _chosen(
-    target: Target, drafter: Any, profile: Any, prompts: Any, temperature: float, lanes: int | None
-) -> tuple[BoundDrafter | None, float | CycleCost | None]:
-    """Returns the drafter that "auto" selects, and its cost; any other drafter unchanged."""
+def chosen(
+    target: Target, drafter: Any, profile: Any, prompts: Any, temperature: float, lanes: int | None = None
+) -> Chosen:
+    """Returns what "auto" selects; any other drafter unchanged, without costs."""
     if not (isinstance(drafter, str) and drafter == "auto"):
         if profile is not None and not isinstance(drafter, str):  # `check_drafter` reports another string
             raise ValueError(
                 f'profile must be None unless drafter is "auto", got {profile!r:.40}. Pass drafter="auto", or no '
                 "profile."
             )
-        return drafter, None
+        return Chosen(drafter)
     rows = prompts if hasattr(prompts, "__len__") else [prompts]  # `prepare` checks them
     longest = max((len(row) for row in rows if hasattr(row, "__len__")), default=1)
     return bound_profile(profile, target).choose(lanes or len(rows), float(temperature), longest)
@@ -311,6 +315,11 @@ def checked_payoff(payoff: Payoff | None, cost: float | CycleCost | None, drafte
     if cost is None and not isinstance(drafter, str):
         raise ValueError("payoff must come with cycle_cost, got none. Pass the cycle_cost of the earlier call.")
     return payoff
+
+
+def expected_payoff(method: Chosen) -> Payoff | None:
+    """Returns the payoff that a tuning promises, on the host; None where it says nothing or costs do not choose."""
+    return None if None in (method.cost, method.expected) else to_host(adaptive.start(method.expected))
 
 
 def run_request(request: Request, payoff: Payoff | None = None) -> GenerateOutput:

@@ -12,7 +12,7 @@ import os
 import warnings
 import weakref
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -49,8 +49,9 @@ class Entry:
       tree: of a method with weights. ngram, length, shortest, latest: arguments of `prompt_lookup` (pld).
       ngram, window, guesses: arguments of `lookahead`.
       cost: of the parts of a cycle, from which `generate` chooses the size of every tree; None verifies it whole.
-      predicted, measured: speedup over plain decoding, the mean over the tasks of the tuning.
-      worst: smallest measured speedup of a task.
+      predicted: speedup of decoding alone over plain decoding, the mean over the tasks of the tuning. Calls begin with
+        this expectation if there is a `cost`; None knows nothing.
+      measured: speedup of whole calls, the mean over the tasks. worst: the smallest of a task.
     """
 
     batch: int
@@ -71,7 +72,7 @@ class Entry:
     worst: float | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("batch", 1), ("temperature", 0), ("prompt", 1)):
+        for name, least in (("batch", 1), ("temperature", 0), ("prompt", 1), ("predicted", 0)):
             value = getattr(self, name)
             if value is not None and not least <= value < float("inf"):
                 raise ConfigError(f"{name} must be at least {least}, got {value}. Give a larger number.")
@@ -160,6 +161,14 @@ class ProfileFile:
         return "\n".join(lines) + "\n"
 
 
+class Chosen(NamedTuple):
+    """Holds a drafter (None: plain decoding), the cost of its cycles and the expected tokens per plain step."""
+
+    drafter: BoundDrafter | None
+    cost: float | CycleCost | None = None
+    expected: float | None = None
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Profile:
     """A profile bound to a target, with all its drafters loaded.
@@ -172,10 +181,10 @@ class Profile:
     drafters: dict[Entry, BoundDrafter | None] = dataclasses.field(repr=False)
     target_fn: TargetFn = dataclasses.field(repr=False)
 
-    def choose(self, batch: int, temperature: float, prompt: int) -> tuple[BoundDrafter | None, CycleCost | None]:
-        """Returns the drafter for a call, as `ProfileFile.find` does, and its cost; None is plain decoding."""
+    def choose(self, batch: int, temperature: float, prompt: int) -> Chosen:
+        """Returns the method for a call, as `ProfileFile.find` does; without a drafter it is plain decoding."""
         entry = self.file.find(batch, temperature, prompt)
-        return (None, None) if entry is None else (self.drafters[entry], entry.cost)
+        return Chosen(None) if entry is None else Chosen(self.drafters[entry], entry.cost, entry.predicted)
 
 
 def load_profile(path: str | os.PathLike[str], target: Target) -> Profile:

@@ -23,7 +23,9 @@ from eagle_jax.runtime.generation import (
     begun_payoff,
     check_names,
     checked_payoff,
+    chosen,
     cut_rows,
+    expected_payoff,
     request_of,
 )
 from eagle_jax.runtime.interrupts import kept_interrupt
@@ -105,6 +107,9 @@ def rollout(
         **placeholder,
     )  # fmt: skip
     payoff = checked_payoff(payoff, cycle_cost, drafter)
+    if payoff is None and cycle_cost is None:
+        temperature = options.get("temperature", 0.0)
+        payoff = expected_payoff(chosen(target, drafter, profile, prompts, temperature, min(lanes, replies_given)))
     request = with_taps(request, taps, target.config)
     params, batch, sampling, engine, sizes = request
     count, samples = len(batch.lengths), samples_per_prompt

@@ -204,7 +204,8 @@ def tune_request(
         label: costs.parts(one.entry.method, one.tree) for label in names if (one := candidates[label]).tree is not None
     }
     drafters = {label: candidates[label].drafter for label in names}
-    scores, identical = time_against_plain(target, drafters, part, setting, repeats, costs=parts)
+    expected = {label: predicted[label].mean for label in parts}
+    scores, identical = time_against_plain(target, drafters, part, setting, repeats, costs=parts, expected=expected)
     safe = {label: score.mean for label, score in scores.items() if score.safe}
     chosen = max(safe, key=safe.__getitem__, default=PLAIN)
     rows: dict[str, dict[str, Any]] = {}

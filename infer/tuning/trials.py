@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import eagle_jax
-from eagle_jax.core import CycleCost
+from eagle_jax.core import CycleCost, Payoff
 from eagle_jax.runtime.compilation import forget_programs
-from eagle_jax.runtime.generation import request_of, run_request
-from eagle_jax.runtime.profile import Profile
+from eagle_jax.runtime.generation import chosen, expected_payoff, request_of, run_request
+from eagle_jax.runtime.profile import Chosen, Profile
 from eagle_jax.runtime.request import Request
 from infer.common.labels import PLAIN
 from infer.common.timing import time_repetitions
@@ -123,13 +123,14 @@ def time_against_plain(
     repeats: int,
     profile: Profile | None = None,
     costs: Mapping[str, CycleCost] = MappingProxyType({}),
+    expected: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[dict[str, Score], str]:
     """Times whole calls of every method in turns with plain decoding, batch by batch.
 
     Args:
       methods: drafters by label, or "auto".
       profile: for "auto", which chooses by the length of a batch; without it all batches have one width.
-      costs: `cycle_cost` of some labels.
+      costs: `cycle_cost` of some labels. expected: their predicted speedup, which their calls begin with.
 
     Returns:
       the scores by label, and how many replies equal plain decoding's, such as "8/8".
@@ -139,8 +140,8 @@ def time_against_plain(
     replies: dict[str, list[list[int]]] = {}
     identical = compared = 0
 
-    def run(label: str, request: Request) -> None:
-        replies[label] = run_request(request).tokens
+    def run(label: str, request: Request, payoff: Payoff | None) -> None:
+        replies[label] = run_request(request, payoff).tokens
 
     for task, prompts in samples.items():
         seconds = {label: np.zeros(repeats) for label in (PLAIN, *methods)}
@@ -152,13 +153,17 @@ def time_against_plain(
             for label, drafter in {PLAIN: None, **methods}.items():
                 if profile is None:
                     request = request_at_width(target, drafter, part, every, setting, costs.get(label))
+                    method = Chosen(drafter, costs.get(label), expected.get(label))
                 else:
-                    request = request_of(target, drafter, profile=drafter and profile, **arguments(part, setting))
+                    followed, options = drafter and profile, arguments(part, setting)
+                    request = request_of(target, drafter, profile=followed, **options)
+                    method = chosen(target, drafter, followed, options["prompts"], setting.temperature)
+                payoff = expected_payoff(method)
                 if number == 1 and (profile is not None or not any(ratios.values())):
                     show_progress(f"{place}: compiling {label}")
                 one = jnp.ones_like(request.batch.budget)  # one token per row: the same program ends after the prefill
-                run(label, request._replace(batch=request.batch._replace(budget=one)))
-                calls[label] = partial(run, label, request)
+                run(label, request._replace(batch=request.batch._replace(budget=one)), payoff)
+                calls[label] = partial(run, label, request, payoff)
             show_progress(f"{place}: {len(calls)} methods in turns, {repeats} repetitions")
             for label, times in time_repetitions(calls, repeats).items():
                 seconds[label] += times

@@ -6,6 +6,7 @@ import os
 import warnings
 
 import jax
+import numpy as np
 import pytest
 import yaml
 
@@ -84,13 +85,26 @@ def test_auto_follows_the_profile_and_keeps_the_text(path, loads):
     profile = load_profile(path, target)
     assert loads == ["some/head"]  # once for both trees
     assert profile.choose(2, 0.0, 6)[0].drafter.depth == LOOKUP["length"]
-    assert profile.choose(64, 0.0, 9) == profile.choose(4, 1.0, 9) == (None, None)
+    assert profile.choose(64, 0.0, 9) == profile.choose(4, 1.0, 9) == (None, None, None)
     auto = eagle_jax.generate(target, "auto", prompts, profile=path, max_new_tokens=12)
     assert auto.tokens == eagle_jax.generate(target, None, prompts, max_new_tokens=12).tokens
     assert auto.accepted.shape[1] == LOOKUP["length"] + 1
     assert request_of(target, "auto", prompts[:1], path).engine.cycle_cost == COST
     assert request_of(target, "auto", prompts[:1], path, cycle_cost=2).engine.cycle_cost == CycleCost((6,), (2.0,))
     assert request_of(target, "auto", prompts, path).engine.cycle_cost is None
+
+
+def test_auto_begins_with_what_the_tuning_predicted(path, loads):
+    """Of one token there is no cycle: the payoff after the call is that before it."""
+    target, prompts = tiny_target(), random_prompts([5], 12)
+    run = {"profile": path, "max_new_tokens": 1}
+    for call in (eagle_jax.generate, eagle_jax.rollout):
+        begun = call(target, "auto", prompts, **run).payoff
+        assert (begun.gained, begun.spent) == (pytest.approx(16 * 1.9), 16)
+        given = call(target, "auto", prompts, payoff=begun._replace(gained=np.float32(3)), **run).payoff
+        assert given.gained == 3, "an earlier call knows better"
+        assert call(target, "auto", prompts, cycle_cost=COST, **run).payoff.spent == 0, "costs of another tree"
+        assert call(target, "auto", random_prompts([5, 6], 12), **run).payoff is None, "an entry without costs"
 
 
 def test_settings_and_bundled_weights_are_bound(loads):

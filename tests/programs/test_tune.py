@@ -118,10 +118,16 @@ def test_all_prompts_share_one_program():
 
 def test_a_setting_is_timed_with_its_costs(monkeypatch):
     used, target, cost = [], tiny_target(), CycleCost((1, 3), (1.0, 1.5))
-    monkeypatch.setattr(trials, "run_request", lambda request: used.append(request.engine.cycle_cost) or Reply([[1]]))
+
+    def run(request, payoff):
+        used.append((str(request.engine.cycle_cost), payoff and float(payoff.gained / payoff.spent)))
+        return Reply([[1]])
+
+    monkeypatch.setattr(trials, "run_request", run)
     methods = dict.fromkeys(("pld@2", "other"), eagle_jax.prompt_lookup(target, length=2))
-    time_against_plain(target, methods, {"a": PROMPTS[:1]}, Setting(1, 0.0, 6), 5, costs={"pld@2": cost})
-    assert sorted(map(str, used)) == [str(cost)] * 6 + ["None"] * 12  # once untimed, then five times
+    known = {"costs": {"pld@2": cost}, "expected": {"pld@2": 1.5}}
+    time_against_plain(target, methods, {"a": PROMPTS[:1]}, Setting(1, 0.0, 6), 5, **known)
+    assert sorted(used, key=str) == [(str(cost), 1.5)] * 6 + [("None", None)] * 12  # once untimed, then five times
 
 
 def test_the_target_does_not_verify_recorded_drafts():

@@ -75,6 +75,21 @@ def test_a_new_call_is_a_new_chance_where_drafts_have_saved_steps():
     assert float(adaptive.resume(gain).balance) == 1.5
 
 
+def test_drafts_that_a_tuning_promises_may_fail_at_first():
+    """Cycles that cost 1.6 and accept nothing, in a reply of 64 tokens, where the scores promise little.
+
+    Without a promise they end when 2% of the reply are lost; with one they may lose more than 2 plain steps.
+    """
+    state = prefill(*request_of(tiny_target(), None, PROMPTS[:1], max_new_tokens=64))
+    tries = {}
+    for expected in (None, 0.9, 1.6):
+        payoff, tries[expected] = adaptive.start(expected), 0
+        while int(payoff.wait) == 0:
+            payoff = adaptive.judge(payoff, state, cycle_result([1]), adaptive.Choice(0, 1.6, 1.0, 0.9))
+            tries[expected] += 1
+    assert tries == {None: 3, 0.9: 3, 1.6: 4}
+
+
 @pytest.mark.parametrize("emitted", [1, 4])
 def test_a_call_remembers_so_many_saved_steps(emitted):
     """Cycles that cost 2 save 2 plain steps each, or lose 1; plain steps change nothing."""
