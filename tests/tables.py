@@ -124,7 +124,7 @@ def watched(inner: Drafter) -> Drafter:
             state.sound & (~any_ | (right & joins)),
         )
 
-    return inner._replace(init=init, draft=draft, update=update, taps=(0,), with_level_cost=None)
+    return inner._replace(init=init, draft=draft, update=update, taps=(0,), with_limit=None)
 
 
 def batch_of(

@@ -22,7 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from eagle_jax.core.costs import Payoff
+from eagle_jax.core.costs import CycleCost, Payoff
+from eagle_jax.core.sampling import largest
 from eagle_jax.core.types import (
     Drafter,
     DraftTree,
@@ -130,6 +131,32 @@ def choose(
     worth = gain / whole
     rung = jnp.argmax(jnp.where(jnp.max(worth) < 1, gain - whole, worth)).astype(jnp.int32)
     return Choice(rung, costs[rung], hoped[rung], worth[rung], behind[rung], (behind / cycles)[rung])
+
+
+def deepens(
+    payoff: Payoff, state: GenerateState, cost: CycleCost, rungs: tuple[tuple[int, float], ...], depth: int,
+    scores: Float[Array, "B E"], frontier: Float[Array, "B W"], drafted: Int[Array, ""] | int,
+) -> Bool[Array, ""]:  # fmt: skip
+    """Returns whether further levels may yield more tokens per cost of the cycle than those that are drafted.
+
+    The children of a node are together at most as likely as it, and so are those of every later level: if copies of the
+    frontier in their place do not raise the ratio of the best size, nothing will.
+
+    Args:
+      rungs: as in `choose`. depth: most levels.
+      scores: of all candidates. frontier: of those that the next level would extend. drafted: levels, from 1.
+    """
+    sizes, passes = np.array([rows - 1 for rows, _ in rungs]), jnp.array([cost for _, cost in rungs], jnp.float32)
+    more = jnp.arange(depth)
+    count = min(int(sizes.max()), scores.shape[1])
+    best, _ = largest(jnp.exp(scores), count)
+    copies = jnp.where((more[None, 1:] <= more[:, None])[None, :, :, None], jnp.exp(frontier)[:, None, None], 0)
+    parts = jnp.broadcast_to(best[:, None], (len(best), depth, count)), copies.reshape(len(best), depth, -1)
+    top, _ = largest(jnp.concatenate(parts, axis=-1), count)
+    sums = jnp.pad(jnp.cumsum(top, axis=-1), ((0, 0), (0, 0), (1, 0)))[:, :, np.minimum(sizes, count)]
+    tokens, levels = trust(payoff) * _mean(sums, state), drafted + more
+    worth = jnp.max((1 + tokens) / (passes[None] + cost.level * levels[:, None] + cost.token * tokens), axis=1)
+    return jnp.max(jnp.where((more > 0) & (levels <= depth), worth, 0)) > worth[0]
 
 
 def trust(payoff: Payoff) -> Float[Array, ""]:

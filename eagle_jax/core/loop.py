@@ -169,14 +169,14 @@ def drafted_cycle(
     Args:
       refilled: whether a row that is done makes room for another one.
     """
-    cheaper = engine.drafter.with_level_cost
-    # An accepted token gains a plain step and costs `cost.token` of one.
-    worth = adaptive.trust(payoff) * max(1 - cost.token, 0.01)
-    drafter = engine.drafter if cheaper is None else cheaper(cost.level / worth, ~state.done)
-    randomness = RowRandomness(state.keys, state.num_tokens)
-    tree, drafter_state = draft_checked(drafter, params, state, randomness, sampling)
+    drafter = engine.drafter
     # Another rule than `deterministic` would be biased by a choice among sampled drafts.
     rungs = cost.rungs(drafter.num_nodes + 1, all_sizes=rule_of(engine) is deterministic)
+    if drafter.with_limit is not None:
+        pays = functools.partial(adaptive.deepens, payoff, state, cost, rungs, drafter.depth) if cost.level else None
+        drafter = drafter.with_limit(pays, ~state.done)
+    randomness = RowRandomness(state.keys, state.num_tokens)
+    tree, drafter_state = draft_checked(drafter, params, state, randomness, sampling)
     levels = drafted_levels(drafter, tree) if cost.level else 0
     tree = by_score(tree, drafter.depth) if len(rungs) > 1 else tree
     choice = adaptive.choose(payoff, state, tree, cost.level * levels, rungs, refilled, cost.token)

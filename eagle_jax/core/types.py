@@ -178,8 +178,8 @@ class Drafter(NamedTuple):
       depth: D, drafted levels. num_nodes: N, drafted nodes.
       verify: the acceptance rule for its drafts (`verify.VerifyFn`); None is `verify.deterministic`.
       reads_choices: whether `update` reads the target's likeliest token after every row of the tree.
-      with_level_cost: `(cost, running [B]) -> Drafter`, which drafts no further level whose tokens are worth fewer
-        plain steps in the mean of the running rows.
+      with_limit: `(pays, running [B]) -> Drafter`, which drafts a further level only while `pays(scores [B, E] of all
+        candidates, scores [B, W] of those to extend, drafted levels)`; None is no limit. Only running rows count.
       level_nodes: how many of the nodes, the first ones, are drafted level by level; None is all. The others, of prompt
         lookup beside a head, cost nothing.
       rewind: `(state, length [B]) -> state`, the state when `length` tokens of the same text were confirmed. Without
@@ -195,7 +195,7 @@ class Drafter(NamedTuple):
     verify: Callable[..., Acceptance] | None = None
     reads_choices: bool = False
     rewind: Callable[[Any, Array], Any] | None = None
-    with_level_cost: Callable[[Any, Any], Drafter] | None = None
+    with_limit: Callable[[Any, Any], Drafter] | None = None
     level_nodes: int | None = None
 
 

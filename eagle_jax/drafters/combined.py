@@ -88,11 +88,11 @@ def combined_drafter(tree: Drafter, chain: Drafter) -> Drafter:
         rewind = lambda state, length: CombinedState(  # noqa: E731
             rewind_tree(state.tree, length), rewind_chain(state.chain, length)
         )
-    cheaper = tree.with_level_cost
+    limited = tree.with_limit
     return Drafter(
         init, draft, update, tree.taps, max(tree.depth, chain.depth), tree.num_nodes + chain.num_nodes,
         reads_choices=tree.reads_choices, rewind=rewind,
-        with_level_cost=None if cheaper is None else lambda *limit: combined_drafter(cheaper(*limit), chain),
+        with_limit=None if limited is None else lambda *limit: combined_drafter(limited(*limit), chain),
         level_nodes=tree.num_nodes if tree.level_nodes is None else tree.level_nodes,
     )  # fmt: skip
 

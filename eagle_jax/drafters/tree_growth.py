@@ -24,6 +24,9 @@ from eagle_jax.config import TreeConfig, sibling_ranks, static_depths
 from eagle_jax.core import PADDING, ROOT, Drafter, DraftTree, KVCache, NewKV, Params, RowRandomness, Sampling, Verified
 from eagle_jax.drafters.rules import RULES
 
+Pays = Callable[[Array, Array, Any], Array]
+"""`(scores of all candidates [B, E], of the frontier [B, W], drafted levels)`: whether a further level may pay."""
+
 
 class DraftState(NamedTuple):
     """State of a drafter with a draft model.
@@ -138,10 +141,10 @@ def tree_drafter(
 
     def draft(
         params: Params, state: DraftState, root: Array, randomness: RowRandomness, sampling: Sampling,
-        level_cost: Array | float | None = None, running: Array | None = None,
+        pays: Pays | None = None, running: Array | None = None,
     ) -> tuple[DraftTree, DraftState]:  # fmt: skip
         with jax.named_scope("draft"):
-            return grow(expander(params, state, root), tree, root, randomness, sampling, level_cost, running), state
+            return grow(expander(params, state, root), tree, root, randomness, sampling, pays, running), state
 
     def rewind(state: DraftState, length: Array) -> DraftState:
         return state._replace(cache=state.cache._replace(length=length + ahead))
@@ -149,10 +152,10 @@ def tree_drafter(
     rule, back = RULES[tree.verification], None if any(windows) else rewind
     drafter = Drafter(init, draft, update, taps, tree.depth, tree.num_nodes, rule, rewind=back)
 
-    def with_level_cost(cost: Array | float, running: Array) -> Drafter:
-        return drafter._replace(draft=functools.partial(draft, level_cost=cost, running=running))
+    def with_limit(pays: Pays | None, running: Array) -> Drafter:
+        return drafter._replace(draft=functools.partial(draft, pays=pays, running=running))
 
-    return drafter._replace(with_level_cost=with_level_cost)
+    return drafter._replace(with_limit=with_limit)
 
 
 def read_confirmed(
@@ -187,12 +190,12 @@ def blank_entries(cache: KVCache, entries: int) -> NewKV:
 
 def grow(
     model: Expander, tree: TreeConfig, root: Int[Array, " B"], randomness: RowRandomness, sampling: Sampling,
-    level_cost: Array | float | None = None, running: Bool[Array, " B"] | None = None,
+    pays: Pays | None = None, running: Bool[Array, " B"] | None = None,
 ) -> DraftTree:  # fmt: skip
     """Grows one draft tree per row, in the shape of `tree`.
 
     Args:
-      level_cost: a dynamic tree gets no further level whose tokens are worth less, in plain steps; None is no limit.
+      pays: a dynamic tree gets a further level only while it holds; None is no limit.
       running: rows that decide whether there is a further level; None is all.
     """
     running = jnp.ones(root.shape, bool) if running is None else running
@@ -200,7 +203,7 @@ def grow(
     best = functools.partial(_best_children, model, tree, randomness, sampling)
     propose = functools.partial(_draw_children, model, randomness, sampling) if sampled else best
     if tree.parents is None and not sampled:
-        return _grow_dynamic(model, tree, root, propose, level_cost, running)
+        return _grow_dynamic(model, tree, root, propose, pays, running)
     return _grow_static(model, tree.parents or tuple(range(-1, tree.depth - 1)), root, propose)
 
 
@@ -261,13 +264,13 @@ def _draw_children(
 
 def _grow_dynamic(
     model: Expander, tree: TreeConfig, root: Int[Array, " B"], propose: Callable[..., Candidates],
-    level_cost: Array | float | None, running: Bool[Array, " B"],
+    pays: Pays | None, running: Bool[Array, " B"],
 ) -> DraftTree:  # fmt: skip
     """Expands and reranks (EAGLE-2, sections 4.1 and 4.2): K children per frontier node, the best K go on.
 
     One loop body serves all levels, with buffers of the final size: the program does not grow with the depth. The loop
     ends early where no descendant of a running row's frontier can be among the best N: its tree is that of all levels.
-    With a `level_cost` it also ends where the frontier's probability, the most tokens that a level can add, is less.
+    It also ends where `pays` says so.
     """
     batch, width, levels = root.shape[0], tree.top_k, tree.depth - 1
     # Merged with the padding below, top-k would be a sort of the vocabulary on a TPU.
@@ -291,9 +294,8 @@ def _grow_dynamic(
         """Returns `count`, or the last turn's if a further level would not change the tree or is not worth its cost."""
         if not tree.rerank:
             return jnp.asarray(count)
-        if level_cost is not None:
-            worth = jnp.sum(jnp.where(running, jnp.sum(jnp.exp(front.scores), axis=1), 0))
-            count = jnp.where(worth < level_cost * jnp.sum(running), levels, count)
+        if pays is not None and levels:
+            count = jnp.where(pays(pool.scores, front.scores, count + 1), count, levels)
         # A descendant scores at most what its best ancestor on the frontier scores; ties go to the earlier candidate.
         ahead = pool.scores >= jnp.max(front.scores, axis=1, keepdims=True)
         settled = ~running | (jnp.sum(ahead, axis=1) >= tree.num_nodes)

@@ -342,6 +342,6 @@ def _sharded(drafter: Drafter, mesh: Mesh) -> Drafter:
         with nn.intercept_methods(by_device(mesh)):
             return shard_caches(drafter.update(*arguments))
 
-    cheaper = drafter.with_level_cost
-    with_level_cost = None if cheaper is None else lambda *limit: _sharded(cheaper(*limit), mesh)
-    return drafter._replace(init=init, draft=draft, update=update, with_level_cost=with_level_cost)
+    limited = drafter.with_limit
+    with_limit = None if limited is None else lambda *limit: _sharded(limited(*limit), mesh)
+    return drafter._replace(init=init, draft=draft, update=update, with_limit=with_limit)

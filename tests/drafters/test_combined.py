@@ -128,9 +128,9 @@ def test_a_ladder_verifies_part_of_a_combined_tree():
     out = eagle_jax.generate(target, both, prompts, max_new_tokens=32, eos_ids=(), cycle_cost=cost)
     assert out.tokens == eagle_jax.generate(target, None, prompts, max_new_tokens=32, eos_ids=()).tokens
     assert out.accepted[:, 1:].sum() > 0
-    assert both.drafter.with_level_cost is not None
-    cheaper = both.plain.with_level_cost(0.5, jnp.ones(2, bool))
-    assert cheaper.num_nodes == rows - 1 and cheaper.level_nodes == both.base.drafter.num_nodes
+    assert both.drafter.with_limit is not None
+    limited = both.plain.with_limit(None, jnp.ones(2, bool))
+    assert limited.num_nodes == rows - 1 and limited.level_nodes == both.base.drafter.num_nodes
 
 
 def test_a_chain_beside_a_tree_is_no_level():

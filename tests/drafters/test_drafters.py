@@ -107,7 +107,7 @@ def test_a_dynamic_tree_stops_when_no_further_level_can_enter_it(rows, passes):
         levels.append(int(level))
         return states, earlier
 
-    def draft(rerank, nodes, level_cost=None, running=None):
+    def draft(rerank, nodes, pays=None, running=None):
         levels.clear()
         model = Expander(
             root=jnp.zeros((len(rows), 1)), extend=extend, logits=lambda states, level: logits[:, None],
@@ -115,7 +115,7 @@ def test_a_dynamic_tree_stops_when_no_further_level_can_enter_it(rows, passes):
         )  # fmt: skip
         tree = TreeConfig(depth=6, top_k=2, num_nodes=nodes, rerank=rerank)
         with jax.disable_jit():  # the loop runs in Python, and passes can be counted
-            return grow(model, tree, roots, RowRandomness(keys, roots), make_sampling(0.0), level_cost, running)
+            return grow(model, tree, roots, RowRandomness(keys, roots), make_sampling(0.0), pays, running)
 
     tree = draft(rerank=True, nodes=6)
     assert levels == list(range(2, 2 + passes))
@@ -133,15 +133,21 @@ def test_a_dynamic_tree_stops_when_no_further_level_can_enter_it(rows, passes):
         assert levels == [2, 3]
         row = rows.index("unsure")
         np.testing.assert_array_equal(alone.scores[row], tree.scores[row])
-    # Level 4 is drafted if the frontier of level 3 is worth its cost, in the mean of the rows.
-    worth = float(jnp.mean(jnp.sum(jnp.exp(whole.scores[:, 5:7]), axis=1)))
-    for factor, last in ((1.001, 3), (0.999, 4)):
-        tree = draft(rerank=True, nodes=12, level_cost=factor * worth)
+    # Level 4 is drafted if the limit allows it, which sees the candidates and the frontier of level 3.
+    for last in (1, 3, 4):
+        seen = []
+
+        def pays(scores, frontier, drafted, last=last, seen=seen):
+            seen.append((int(drafted), np.isfinite(scores).sum(), frontier))
+            return drafted < last
+
+        tree = draft(rerank=True, nodes=12, pays=pays)
         assert levels == list(range(2, last + 1))
         assert np.isfinite(tree.scores).sum() == len(rows) * (1 + min(12, 4 * last - 2))
-    if len(rows) > 1:  # the sure row's frontier alone is worth more than the mean
-        draft(rerank=True, nodes=12, level_cost=1.001 * worth, running=jnp.array([name == "sure" for name in rows]))
-        assert max(levels) > 3
+        assert [(drafted, count) for drafted, count, _ in seen] == [
+            (level, len(rows) * (4 * level - 2)) for level in range(1, last + 1)
+        ]
+        np.testing.assert_array_equal(seen[-1][2], whole.scores[:, 2 * last - 1 : 2 * last + 1])
 
 
 def test_a_full_vocabulary_head_may_permute_its_ids():
