@@ -83,7 +83,7 @@ MUTANTS = (
     Mutant("drafting is free", "core/adaptive.py", "costs = drafting + ", "costs = ", f"{ADAPTIVE} -k most_tokens"),
     Mutant("a head is trusted for ever", "core/adaptive.py", "drafted = trust(payoff) * hoped", "drafted = hoped",
            f"{ADAPTIVE} -k most_tokens"),
-    Mutant("plain steps never follow", "core/adaptive.py", "nothing | (balance < -slack)", "False & nothing",
+    Mutant("plain steps never follow", "core/adaptive.py", "nothing | (balance < -slack - spare)", "False & nothing",
            f"{ADAPTIVE} -k few_cycles"),
     Mutant("a level's cost is ignored", "core/adaptive.py", "cost.level * levels[:, None]", "0 * levels[:, None]",
            "tests/runtime/test_levels.py -k room_for"),

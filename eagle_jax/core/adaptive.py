@@ -7,10 +7,11 @@ and earlier cycles did not pay either, plain steps follow.
 
 A balance counts the tokens that cycles gain, less what they cost in plain steps. If it falls too low, a burst of plain
 steps follows, and four times as many after each failure in a row. Drafts go on when the loss is at most 2% of the plain
-steps. A batch ends with its last row, so what counts is how far the row with the most tokens left came; in lanes that
-refill themselves it is the mean over the rows. Rows drift apart like random walks: the slowest falls behind the mean
-fast at first, and that alone is no failure. The drafter reads the tokens of a burst at its end, all at once, and only
-if drafts go on before the texts end: a plain step costs what it costs without a drafter.
+steps. Half of what earlier drafts have saved may be lost, too. A batch ends with its last row, so what counts is how
+far the row with the most tokens left came; in lanes that refill themselves it is the mean over the rows. Rows drift
+apart like random walks: the slowest falls behind the mean fast at first, and that alone is no failure. The drafter
+reads the tokens of a burst at its end, all at once, and only if drafts go on before the texts end: a plain step costs
+what it costs without a drafter.
 """
 
 from __future__ import annotations
@@ -187,7 +188,10 @@ def judge(
     slack = least + jnp.clip(promise, 0, 1) * (SLACK + choice.behind / 4 - least)
     # No drafted node was worth its cost, nor have others been of late.
     nothing = (choice.hoped == 0) & (choice.cost > 1) & (promise < 0)
-    fails = nothing | (balance < -slack)
+    # Of what drafts have saved, half may be lost again, and is not repaid: a bad stretch proves little.
+    spare = jnp.maximum(payoff.saved, 0) / 2
+    fails = nothing | (balance < -slack - spare)
+    balance = jnp.where(fails, jnp.minimum(balance + spare, jnp.maximum(balance, 0)), balance)
     repaid = jnp.clip(jnp.ceil(-balance / LOSS), 0, LONGEST).astype(jnp.int32)
     longer = jnp.minimum(payoff.pause * GROWTH, LONGEST)
     pause = jnp.where(fails, longer, jnp.where(balance == SLACK, BURST, payoff.pause))

@@ -90,6 +90,25 @@ def test_drafts_that_a_tuning_promises_may_fail_at_first():
     assert tries == {None: 3, 0.9: 3, 1.6: 4}
 
 
+def test_half_of_what_drafts_have_saved_may_be_lost_again():
+    """Cycles that cost 2 yield 4 tokens until 12 plain steps are saved, and then 1 for ever."""
+    state = prefill(*request_of(tiny_target(), None, PROMPTS[:1], max_new_tokens=128))
+    payoff, tries, waits, lost, steps = adaptive.start(), [0], [], 0.0, 0
+    for _ in range(6):
+        payoff = adaptive.judge(payoff, state, cycle_result([4]), adaptive.Choice(0, 2.0, 1.0, 1.5))
+    while steps < 3000:
+        payoff = adaptive.judge(payoff, state, cycle_result([1]), adaptive.Choice(0, 2.0, 1.0, 1.5))
+        tries[-1], lost = tries[-1] + 1, lost + 1
+        if wait := int(payoff.wait):
+            waits.append(wait)
+            payoff, steps = adaptive.repay(payoff, payoff.wait), steps + wait
+            tries.append(0)
+    # Without savings 6 cycles lose 2.5 steps and the 2.5 that the balance keeps. After 8 cycles 5 of 12 are left.
+    assert tries[0] == 8 and max(tries[1:]) <= 5
+    assert waits[0] == 150, "of 5.5 plain steps, the 2.5 that savings allow are not repaid"
+    assert lost - 12 <= adaptive.LOSS * steps + 2 * adaptive.SLACK
+
+
 @pytest.mark.parametrize("emitted", [1, 4])
 def test_a_call_remembers_so_many_saved_steps(emitted):
     """Cycles that cost 2 save 2 plain steps each, or lose 1; plain steps change nothing."""
