@@ -270,7 +270,7 @@ def _grow_dynamic(
 
     One loop body serves all levels, with buffers of the final size: the program does not grow with the depth. The loop
     ends early where no descendant of a running row's frontier can be among the best N: its tree is that of all levels.
-    It also ends where `pays` says so.
+    Where `pays` is false, no further level is drafted.
     """
     batch, width, levels = root.shape[0], tree.top_k, tree.depth - 1
     # Merged with the padding below, top-k would be a sort of the vocabulary on a TPU.

@@ -145,10 +145,8 @@ def generate(
     if taps is not None:  # no option of `request_of`: a stream keeps none
         request = with_taps(request, taps, target.config)
         check_fits(request)
-    payoff = checked_payoff(payoff, cycle_cost, drafter)
-    if payoff is None and cycle_cost is None:
-        payoff = expected_payoff(chosen(target, drafter, profile, prompts, options.get("temperature", 0.0)))
-    return run_request(request, payoff)
+    method = chosen(target, drafter, profile, prompts, options.get("temperature", 0.0))
+    return run_request(request, checked_payoff(payoff, cycle_cost, drafter, method))
 
 
 def stream(
@@ -300,14 +298,16 @@ def chosen(
     return bound_profile(profile, target).choose(lanes or len(rows), float(temperature), longest)
 
 
-def checked_payoff(payoff: Payoff | None, cost: float | CycleCost | None, drafter: Any) -> Payoff | None:
-    """Returns the payoff of an earlier call.
+def checked_payoff(
+    payoff: Payoff | None, cost: float | CycleCost | None, drafter: Any, method: Chosen
+) -> Payoff | None:
+    """Returns the payoff of an earlier call; without one what the tuning of `method` predicted, unless a cost is given.
 
     Raises:
       ValueError: it is none, or no costs are given, nor a profile that may have some.
     """
     if payoff is None:
-        return None
+        return expected_payoff(method) if cost is None else None
     if not isinstance(payoff, Payoff):
         raise ValueError(f"payoff must be that of an earlier output, got {payoff!r:.40}. Pass out.payoff.")
     if not np.all(np.isfinite(to_host(tuple(payoff)))):

@@ -25,7 +25,6 @@ from eagle_jax.runtime.generation import (
     checked_payoff,
     chosen,
     cut_rows,
-    expected_payoff,
     request_of,
 )
 from eagle_jax.runtime.interrupts import kept_interrupt
@@ -106,10 +105,9 @@ def rollout(
         target, drafter, prompts, profile, cycle_cost=cycle_cost, fits=False, lanes=min(lanes, replies_given),
         **placeholder,
     )  # fmt: skip
-    payoff = checked_payoff(payoff, cycle_cost, drafter)
-    if payoff is None and cycle_cost is None:
-        temperature = options.get("temperature", 0.0)
-        payoff = expected_payoff(chosen(target, drafter, profile, prompts, temperature, min(lanes, replies_given)))
+    temperature = options.get("temperature", 0.0)
+    method = chosen(target, drafter, profile, prompts, temperature, min(lanes, replies_given))
+    payoff = checked_payoff(payoff, cycle_cost, drafter, method)
     request = with_taps(request, taps, target.config)
     params, batch, sampling, engine, sizes = request
     count, samples = len(batch.lengths), samples_per_prompt

@@ -166,6 +166,7 @@ NODE = {"depth": 1, "top_k": 1, "num_nodes": 1}
         ({"entries": []}, "entries must hold an entry, got none"),
         ({"entries": [{"batch": 1}]}, r"entries\[0\]: the keys temperature must be given"),
         ({"entries": [PLACE | {"batch": 0}]}, "batch must be at least 1, got 0"),
+        ({"entries": [PLACE | {"predicted": -1.0}]}, "predicted must be at least 0, got -1.0"),
         ({"entries": [PLACE | {"prompt": 9}] * 2}, "entries must have one of each"),
         ({"entries": [PLACE | {"method": "eagle2"}]}, "eagle2 must be weights, tree, got weights None"),
         ({"entries": [PLACE | {"ngram": 2}]}, "fields of method vanilla must be none, got ngram 2"),
