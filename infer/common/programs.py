@@ -26,6 +26,8 @@ from infer.common.interrupts import handle_interrupts
 T = TypeVar("T")
 PYTHON = {"True": "true", "False": "false", "None": "null", "yes": "true", "on": "true", "no": "false", "off": "false"}
 """Python's constants as JSON: as strings all of them would be true."""
+EXTRAS = {"grain": "train", "tensorboardX": "train"}
+"""Optional packages that programs import, and the extra of `pyproject.toml` that installs each."""
 
 
 def arguments(cls: type[T], description: str | None, argv: Sequence[str] | None = None) -> T:
@@ -95,6 +97,8 @@ def of_error(error: Exception) -> str | None:
         return _sentence(error)
     if isinstance(error, (ValueError, MemoryError, DeviceError)):
         return str(error)
+    if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get(error.name or "")):
+        return f"{error.name} must be installed, got no such package. Run python -m pip install -e '.[{extra}]'."
     if is_out_of_memory(error):
         return (
             f"the device's memory is used up{shortage(str(error))}: lower the batch (--batch, --rows, --batches) or "

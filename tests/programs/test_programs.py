@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import io
 import logging
 import os
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 import types
 import typing
 import warnings
@@ -118,6 +120,18 @@ def test_a_bug_keeps_its_traceback(monkeypatch):
     monkeypatch.setattr("sys.argv", ["it"])
     with pytest.raises(ZeroDivisionError):
         run(lambda args: 1 / 0, Args, None)
+
+
+@pytest.mark.parametrize("name", ["grain", "tensorboardX"])
+def test_a_missing_package_is_named_with_its_extra(name, call, repository, monkeypatch):
+    monkeypatch.setitem(sys.modules, name, None)
+    extra = tomllib.loads((repository / "pyproject.toml").read_text())["project"]["optional-dependencies"]["train"]
+    assert any(package.startswith(name) for package in extra)
+    message = f"error: {name} must be installed, got no such package. Run python -m pip install -e '.[train]'."
+    assert call(lambda args: importlib.import_module(name)) == message
+    monkeypatch.setitem(sys.modules, "msgspec", None)  # always installed: its absence is a bug
+    with pytest.raises(ModuleNotFoundError):
+        run(lambda args: importlib.import_module("msgspec"), Args, None)
 
 
 def test_a_warning_is_one_line(call, capsys):
