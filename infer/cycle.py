@@ -6,11 +6,11 @@
     python -m infer.cycle --model llama-3.1-8b --dtype bfloat16 --batch 8 --context 2048   # random weights
 
 The parts are the plain step and the whole cycle; drafting, the target's pass over the tree, the head's update and the
-commit; above temperature 0 the walk down the tree and the noise of one draw; cycles of smaller trees, without drafting;
-a plain step followed by drafting and update, from which the cost of a level follows. Every part runs alone, many times
-inside one compiled loop, so that no host time counts. The parts take turns, and the median counts. They are compiled
-apart and need not add up. The program prints a table and, last, one JSON object, of which `cycle_cost` is what
-`generate` takes: `core.CycleCost(**cycle_cost)`.
+commit; above temperature 0 a walk down accepted tokens, and a draw; cycles of smaller trees, without drafting;
+a plain step followed by drafting and update, from which the cost of a level follows. Every part runs alone in one
+compiled loop, a few times and then more often: the difference has no host time and no copy at the start. The parts take
+turns, and the fastest calls count. They are compiled apart and need not add up. The program prints a table and, last,
+one JSON object, of which `cycle_cost` is what `generate` takes: `core.CycleCost(**cycle_cost)`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ import eagle_jax
 from eagle_jax.config import EAGLE1_PARENTS
 from eagle_jax.core.cache import commit
 from eagle_jax.core.loop import step
-from eagle_jax.core.sampling import make_sampling, noise
+from eagle_jax.core.sampling import first_largest, make_sampling
 from eagle_jax.core.tree import ancestor_mask, node_depths
 from eagle_jax.core.types import Engine, GenerateState, Params, RowRandomness, Verified
-from eagle_jax.core.verify import deterministic
 from eagle_jax.models import eagle3_head, init_head_params, init_params
 from eagle_jax.models.presets import model
 from eagle_jax.runtime.compilation import machine, use_compilation_cache
@@ -38,12 +37,12 @@ from eagle_jax.runtime.generation import prefill_program, request_of
 from infer.common.labels import Label
 from infer.common.methods import Loader, Places, check_methods, load_pair
 from infer.common.programs import at_least_one, listed, run
-from infer.common.timing import Part, time_interleaved
-from infer.tuning.prediction import RUNGS, TURNS, blank, drafting_of
+from infer.common.timing import FEW, Part, time_turns
+from infer.tuning.prediction import RUNGS, blank, drafting_of, further_draw, walks_of
 from infer.tuning.trials import Prompt, Setting
 
-WALK, DRAFTING = "walk with draws", "plain step, draft and head update"
-"""Names of parts."""
+DRAFTING = "plain step, draft and head update"
+"""Name of a part."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,11 +54,11 @@ class Args(Places):
     model: str | None = None  # sizes of a published model, as in infer.aot, with random weights; its head is eagle3
     context: int = 128  # tokens in the cache
     batch: int = 1  # rows
-    temperature: float = 0.0  # of the walk and the draws
+    temperature: float = 0.0  # of the draws
     # rows of smaller trees, the root included, for cycle_cost; only those below the tree's count
     rows: str = ",".join(map(str, RUNGS))
     turns: int = 16  # cycles per measurement
-    repeats: int = 9  # measurements, of which the median counts
+    repeats: int = 9  # measurements, of which the fastest counts
 
 
 def main(args: Args) -> dict[str, Any]:
@@ -80,16 +79,15 @@ def main(args: Args) -> dict[str, Any]:
 
     rows = head.tree.num_nodes + 1
     sizes = sorted({*(size for size in sizes if size < rows), rows})
-    calls = {name: part.repeat(args.turns) for name, part in parts(target, head, sizes, args).items()}
+    calls = {name: part.program() for name, part in parts(target, head, sizes, args).items()}
     prompts = [Prompt([0] * args.context, key) for key in jax.random.split(jax.random.key(0), args.batch)]
-    calls[DRAFTING] = drafting_of(
-        target, head, prompts, Setting(args.batch, args.temperature, TURNS * (head.tree.depth + 1))
-    )
-    found = {name: call() for name, call in calls.items()}  # compiles
-    levels = float(found[DRAFTING].levels) / TURNS
-    seconds = time_interleaved(calls, args.repeats)
-    turns = {name: TURNS if name == DRAFTING else args.turns for name in calls}
-    times = {name: round(1000 * value / turns[name], 4) for name, value in seconds.items()}
+    setting = Setting(args.batch, args.temperature, longest_reply(head, args))
+    calls |= walks_of(target, prompts, setting) if args.temperature else {}
+    calls[DRAFTING] = drafting_of(target, head, prompts, setting)
+    found = {name: call(FEW) for name, call in calls.items()}  # compiles
+    levels = float(found[DRAFTING].levels) / FEW
+    seconds = time_turns(calls, args.turns, "plain step", args.repeats)
+    times = {name: round(1000 * value, 4) for name, value in seconds.items()}
     even = times["cycle"] / times["plain step"]
     names = f"{target.name} with {head.name}"
     passes = [times[f"cycle of {size} rows"] for size in sizes]
@@ -97,7 +95,7 @@ def main(args: Args) -> dict[str, Any]:
         "rows": [1, *sizes],
         "passes": [1.0, *(round(value / times["plain step"], 3) for value in passes)],
         "level": round(max(0.0, times[DRAFTING] - times["plain step"]) / levels / times["plain step"], 4),
-        "token": round(times.get(WALK, 0.0) / times["plain step"], 4),
+        "token": round(further_draw(times) / times["plain step"], 4),
     }
     print(f"One cycle of {names}: {rows} rows, {args.batch} x {args.context} tokens in the cache\n")
     print("| part | ms | of a plain step |\n|---|---:|---:|")
@@ -137,13 +135,18 @@ def with_random_weights(name: str, args: Args) -> tuple[eagle_jax.Target, eagle_
     return target, eagle_jax.DraftHead.from_params(head, params, target, tree, "a head of its size")
 
 
+def longest_reply(head: eagle_jax.DraftHead, args: Args) -> int:
+    """Returns the tokens after which a reply ends in no measurement."""
+    return (FEW + args.turns) * (head.tree.depth + 1) + 1
+
+
 def parts(target: eagle_jax.Target, head: eagle_jax.DraftHead, sizes: Sequence[int], args: Args) -> dict[str, Part]:
     """Returns the parts of a cycle, in the state after a prompt of `args.context` random tokens.
 
     Args:
       sizes: rows of trees whose cycles are measured without drafting.
     """
-    budget = args.turns * (head.tree.depth + 1) + 1
+    budget = longest_reply(head, args)
     longest = target.config.max_position - budget
     if args.context > longest:
         raise ValueError(f"--context must be at most {longest} for {args.turns} turns, got {args.context}. Lower it.")
@@ -174,7 +177,7 @@ def parts(target: eagle_jax.Target, head: eagle_jax.DraftHead, sizes: Sequence[i
 
     def verify(params: Params, tokens: jax.Array) -> jax.Array:
         out = fn.forward(params["target"], tokens, positions, mask, state.cache, drafter.taps)
-        return jnp.argmax(fn.logits(params["target"], out.hidden), axis=-1).astype(jnp.int32)
+        return first_largest(fn.logits(params["target"], out.hidden))
 
     out = jax.jit(lambda p: fn.forward(p, tree.tokens, positions, mask, state.cache, drafter.taps))(params["target"])
     width = drafter.depth + 1
@@ -187,20 +190,6 @@ def parts(target: eagle_jax.Target, head: eagle_jax.DraftHead, sizes: Sequence[i
         features = features + 1e-30 * drafted.hidden[:, None, :1].astype(features.dtype)
         return drafter.update(params, drafted, Verified(tokens, tokens, features, drafted.cache.length, one))
 
-    logits = jax.jit(lambda p: fn.logits(p["target"], out.hidden))(params)
-
-    def walk(_: Params, index: jax.Array) -> jax.Array:
-        found = deterministic(tree, logits, state.keys, index, sampling, drafter.depth)
-        return index + 1 + (found.next_token < 0)  # the next turn depends on this one
-
-    def draw_noise(_: Params, index: jax.Array) -> jax.Array:
-        drawn = jax.vmap(lambda key, at: noise(key, at, jnp.arange(target.config.vocab_size)))(state.keys, index)
-        return index + 1 + (jnp.argmax(drawn, axis=-1) < 0)
-
-    draws = {
-        WALK: Part(walk, params, state.num_tokens),
-        "noise of one draw": Part(draw_noise, params, state.num_tokens),
-    }
     rows_params, rows_state, rows_engine = start(eagle_jax.BoundDrafter.bind(blank(2), target))
     undrafted = {
         f"cycle of {size} rows": Part(cycle(rows_engine._replace(drafter=blank(size))), rows_params, rows_state)
@@ -215,7 +204,6 @@ def parts(target: eagle_jax.Target, head: eagle_jax.DraftHead, sizes: Sequence[i
         "commit": Part(
             lambda _, cache: commit(cache, out.new, one, path, windows=target.fn.windows), params, state.cache
         ),
-        **({} if sampling.greedy else draws),
         **undrafted,
     }
 

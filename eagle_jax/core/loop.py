@@ -19,7 +19,7 @@ from eagle_jax.core.cache import commit
 from eagle_jax.core.checked import draft_checked, update_checked, update_if
 from eagle_jax.core.costs import CycleCost, Payoff
 from eagle_jax.core.prompts import append, has_finite_maximum, is_stop, prefill, run_target
-from eagle_jax.core.sampling import log_prob
+from eagle_jax.core.sampling import first_largest, log_prob
 from eagle_jax.core.tree import ancestor_mask, by_score, node_depths
 from eagle_jax.core.types import (
     FINITE,
@@ -100,7 +100,7 @@ def _verify(params: Params, state: GenerateState, tree: DraftTree, sampling: Sam
         if rule is deterministic:
             rule = functools.partial(deterministic, row_groups=target.row_groups)
         acceptance = rule(tree, logits, state.keys, state.num_tokens, sampling, depth)
-        choices = jnp.argmax(logits, axis=-1).astype(jnp.int32) if drafter.reads_choices else None
+        choices = first_largest(logits) if drafter.reads_choices else None
         path, count = acceptance.path, acceptance.count
         on_path = jnp.take_along_axis(tree.tokens, path, axis=1)
         shifted = jnp.concatenate([on_path[:, 1:], on_path[:, :1]], axis=1)

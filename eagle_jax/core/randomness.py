@@ -74,10 +74,25 @@ def uniform(key: Key[Array, ""], numbers: Int[Array, "*n"]) -> Float[Array, "*n"
     Near 0 they are as fine as float32 allows (down to 2**-65), near 1 they stop at 1 - 2**-24.
     """
     words = jax.random.key_data(threefry_keys(key))
-    low = numbers.astype(jnp.uint32)
-    first, second, tag, low = jnp.broadcast_arrays(words[0], words[1], jnp.uint32(_NUMBER), low)
-    high, low = threefry2x32_p.bind(first, second, tag, low)
-    return _fraction(high, low)
+    return _fraction(*_threefry(words[0], words[1], jnp.uint32(_NUMBER), numbers.astype(jnp.uint32)))
+
+
+def _threefry(
+    first: UInt[Array, ""], second: UInt[Array, ""], high: UInt[Array, ""], low: UInt[Array, "*n"]
+) -> tuple[UInt[Array, "*n"], UInt[Array, "*n"]]:
+    """Returns the hash of `threefry2x32_p`: 20 rounds, of which XLA makes one kernel with what reads the numbers.
+
+    The primitive is a loop on CPUs and a call of its own on GPUs.
+    """
+    words = first, second, first ^ second ^ jnp.uint32(0x1BD11BDA)
+    high, low = high + words[0], low + words[1]
+    for group in range(5):
+        for turn in ((13, 15, 26, 6), (17, 29, 16, 24))[group % 2]:
+            high = high + low
+            low = high ^ ((low << turn) | (low >> (32 - turn)))
+        high = high + words[(group + 1) % 3]
+        low = low + words[(group + 2) % 3] + jnp.uint32(group + 1)
+    return high, low
 
 
 def _fraction(high: UInt[Array, "*n"], low: UInt[Array, "*n"]) -> Float[Array, "*n"]:

@@ -78,6 +78,24 @@ def largest(values: Float[Array, "*b V"], count: int) -> tuple[Float[Array, "*b 
     return best, places
 
 
+def first_largest(values: Float[Array, "*b V"]) -> Int[Array, "*b"]:
+    """Returns int32 `jnp.argmax` of the last axis.
+
+    On CPUs XLA computes an argmax, and what leads to it, number by number. A maximum and the first place of it are
+    vector instructions. On a TPU an argmax is one kernel with the lm_head.
+    """
+
+    def by_maximum(values: Array) -> Array:
+        places = jax.lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
+        best = (values == jnp.max(values, axis=-1, keepdims=True)) | jnp.isnan(values)
+        return jnp.min(jnp.where(best, places, values.shape[-1] - 1), axis=-1)
+
+    def by_argmax(values: Array) -> Array:
+        return jnp.argmax(values, axis=-1).astype(jnp.int32)
+
+    return jax.lax.platform_dependent(values, cpu=by_maximum, default=by_argmax)
+
+
 def _cut_by_rank(logits: Float[Array, "*b V"], bits: UInt[Array, "*b V"], sampling: Sampling) -> Float[Array, "*b V"]:
     """Applies top-k and top-p by the order of `bits`: a sort would move far more memory on a TPU."""
     if sampling.top_k is not None:
@@ -142,9 +160,9 @@ def draw(logits: Float[Array, " V"], key: Key[Array, ""], index: Int[Array, ""],
         alone: hence the text of a key is the same with every drafter.
     """
     if sampling.greedy:
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        return first_largest(logits)
     drawn = process_logits(logits, sampling) + noise(key, index, jnp.arange(logits.size))
-    return jnp.argmax(drawn, axis=-1).astype(jnp.int32)
+    return first_largest(drawn)
 
 
 def noise(key: Key[Array, ""], index: Int[Array, ""], tokens: Int[Array, "*n"]) -> Float[Array, "*n"]:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from eagle_jax.core.sampling import draw
+from eagle_jax.core.sampling import draw, first_largest
 from eagle_jax.core.tree import ancestor_mask, children_with, node_depths
 from eagle_jax.core.types import ROOT, Acceptance, DraftTree, Sampling
 
@@ -44,7 +44,7 @@ def deterministic(
       depth: D, longest path of the tree. row_groups: as in `TargetFn`; it divides B.
     """
     if sampling.greedy:
-        return follow(tree, jnp.argmax(logits, axis=-1).astype(jnp.int32), depth)
+        return follow(tree, first_largest(logits), depth)
 
     def together(tree: DraftTree, logits: Array, keys: Key[Array, " b"], index: Array) -> Place:
         """Walks some rows, of which few go as deep as the deepest: first all, then a quarter of those that descend."""

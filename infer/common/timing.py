@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -18,6 +19,9 @@ from eagle_jax.runtime.generation import request_of, run_request
 from infer.common.results import Cell, Draft, Group, TimedQuestions
 
 K = TypeVar("K", bound=Hashable)
+
+FEW = 2
+"""Turns of the shorter call of a part."""
 
 
 def time_repetitions(
@@ -54,14 +58,36 @@ class Part(NamedTuple):
     params: Params
     carry: Any
 
-    def repeat(self, turns: int) -> Callable[[], Any]:
-        """Returns a call that runs the body `turns` times in one compiled loop and waits for the result."""
+    def program(self) -> Callable[[int], Any]:
+        """Returns a call that runs the body so many times in one compiled loop and waits for the result."""
 
-        def loop(params: Params, carry: Any) -> Any:
+        def loop(params: Params, carry: Any, turns: jax.Array) -> Any:
             return jax.lax.fori_loop(0, turns, lambda _, carry: self.body(params, carry), carry)
 
-        program = jax.jit(loop)
-        return lambda: jax.block_until_ready(program(self.params, self.carry))
+        compiled = jax.jit(loop)
+        return lambda turns: jax.block_until_ready(compiled(self.params, self.carry, turns))
+
+
+def time_turns(
+    programs: Mapping[K, Callable[[int], Any]], turns: int, base: K, repetitions: int, enough: float = 0.0
+) -> dict[K, float]:
+    """Returns the seconds of one turn of every program, from its fastest calls with `FEW` turns and `turns` more.
+
+    Their difference leaves out what a call does once, which is no small part: the first turn copies the caches.
+    0 is less than the times vary. See `time_repetitions`.
+
+    Raises:
+      RuntimeError: that of `base`, which others are compared with, is 0.
+    """
+    calls = {(name, n): functools.partial(call, n) for name, call in programs.items() for n in (FEW, FEW + turns)}
+    least = {key: min(seconds) for key, seconds in time_repetitions(calls, repetitions, enough=enough).items()}
+    seconds = {name: max(least[name, FEW + turns] - least[name, FEW], 0.0) / turns for name in programs}
+    if not seconds[base]:
+        raise RuntimeError(
+            f"a plain step must take time, got calls of {FEW} steps that were no faster than those of {FEW + turns}. "
+            "End other programs on this machine."
+        )
+    return seconds
 
 
 class Answer(NamedTuple):

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
 
 import eagle_jax
 from eagle_jax.config import TreeConfig
@@ -43,19 +42,21 @@ from eagle_jax.runtime.errors import check_finite
 from eagle_jax.runtime.generation import prefill_program, request_of, step_program
 from eagle_jax.runtime.request import Request, empty_caches
 from infer.common.methods import tree_words
-from infer.common.timing import Part, time_repetitions
+from infer.common.timing import FEW, Part, time_turns
 from infer.tuning.trials import Prompt, Setting, arguments, request_at_width, show_progress
 
 WIDTHS = tuple(2**power for power in range(9))
 """Rows of measured target passes; of those between, the seconds are interpolated."""
 RUNGS = (4, 8, 16, 32)
 """Rows of the smaller passes of a ladder of tree sizes; plain decoding has one row."""
-ENOUGH = 15.0
+ENOUGH = 30.0
 """Seconds over which costs are measured at least: the least of many times is that of an idle machine."""
-TURNS = 4
-"""Cycles in one compiled loop."""
-DRAW = "a draw"
-"""Name of the call that draws a token for every row."""
+TURNS = 8
+"""Cycles that are timed at once."""
+WALKED = 3
+"""Accepted tokens per row in a measured walk."""
+WALK, DRAW = f"walk of {WALKED} tokens", "draw"
+"""Names of calls."""
 RECORDED = 16
 """Maximum replies recorded at a time."""
 
@@ -68,7 +69,7 @@ class Costs(NamedTuple):
       passes: seconds of a cycle without drafting.
       drafts: of a method, for some top_k and numbers of drafted levels: (levels, top_k, seconds), for drafting and
         updating its state.
-      draw: seconds in which the target draws a token for every row; 0 at temperature 0.
+      draw: seconds in which the target draws a further token for every row; 0 at temperature 0.
     """
 
     rows: list[int]
@@ -115,24 +116,30 @@ def measure_costs(
     Args:
       drafters: of every method, by tree.
       prompts: of one batch.
+
+    Raises:
+      RuntimeError: other programs disturb the times.
     """
     widest = max((tree.num_nodes + 1 for trees in drafters.values() for tree in trees), default=1)
     rows = sorted({*(width for width in WIDTHS if width < widest), widest})
+    depth = max((tree.depth for trees in drafters.values() for tree in trees), default=1)
     forget_programs()
-    calls: dict[Any, Callable[[], Any]] = passes_of(target, rows, prompts, setting)
+    calls: dict[Any, Callable[[int], Any]] = passes_of(target, rows, depth, prompts, setting)
     ends = {(method, tree): trees[tree] for method, trees in drafters.items() for tree in extremes(trees)}
     calls |= {name: drafting_of(target, drafter, prompts, setting) for name, drafter in ends.items()}
-    calls |= {DRAW: draws_of(target, prompts, setting)} if setting.temperature else {}
+    calls |= walks_of(target, prompts, setting) if setting.temperature else {}
     levels = {}
     for number, (name, call) in enumerate(calls.items(), 1):
-        what = f"drafts of {name[0]}, {tree_words(name[1])}" if name in ends else f"a target pass of {name} rows"
-        show_progress(f"costs: compiling {number} of {len(calls)}, {name if name == DRAW else what}")
-        found = call()
+        pass_words = f"a target pass of {name} rows" if name in rows else name
+        what = f"drafts of {name[0]}, {tree_words(name[1])}" if name in ends else pass_words
+        show_progress(f"costs: compiling {number} of {len(calls)}, {what}")
+        found = call(FEW)
         if name in ends:
-            levels[name] = float(found.levels) / TURNS
+            levels[name] = float(found.levels) / FEW
     show_progress(f"costs: measuring, {repeats} repetitions or more")
-    seconds = {name: min(values) / TURNS for name, values in time_repetitions(calls, repeats, enough=ENOUGH).items()}
-    costs = Costs(rows, [seconds[width] for width in rows], {method: [] for method in drafters}, seconds.get(DRAW, 0.0))
+    seconds = time_turns(calls, TURNS, 1, repeats, enough=ENOUGH)
+    passes = [seconds[width] for width in rows]
+    costs = Costs(rows, passes, {method: [] for method in drafters}, further_draw(seconds))
     for method, tree in ends:
         drafting = max(seconds[method, tree] - seconds[1], 0.0)
         costs.drafts[method].append((levels[method, tree], tree.top_k, drafting))
@@ -146,14 +153,16 @@ def extremes(trees: Iterable[TreeConfig]) -> list[TreeConfig]:
     return list(dict.fromkeys(tree for alike in ends for tree in (alike[0], alike[-1])))
 
 
-def blank_state(target: eagle_jax.Target, prompts: Sequence[Prompt], setting: Setting) -> tuple[Request, GenerateState]:
-    """Returns a request of plain decoding after these prompts, and a state of it.
+def blank_state(
+    target: eagle_jax.Target, prompts: Sequence[Prompt], setting: Setting, drafter: Drafter | None = None
+) -> tuple[Request, GenerateState]:
+    """Returns a request after these prompts, and a state of it; `drafter` is a `blank` one, by default plain decoding.
 
     The state is an empty cache with the right lengths: no prefill is compiled, and the work of a cycle does not depend
     on the numbers in it.
     """
-    drafter = eagle_jax.BoundDrafter.bind(blank(1), target)
-    request = request_of(target, drafter, eos_ids=(), **arguments(prompts, setting))
+    bound = eagle_jax.BoundDrafter.bind(drafter or blank(1, 0), target)
+    request = request_of(target, bound, eos_ids=(), **arguments(prompts, setting))
     params, batch, sampling, engine, sizes = request
     start = functools.partial(prefill, engine=engine, sizes=sizes)
     state = jax.eval_shape(start, params, batch, sampling)
@@ -163,30 +172,45 @@ def blank_state(target: eagle_jax.Target, prompts: Sequence[Prompt], setting: Se
 
 
 def passes_of(
-    target: eagle_jax.Target, widths: Iterable[int], prompts: Sequence[Prompt], setting: Setting
-) -> dict[Any, Callable[[], Any]]:
-    """Returns calls by width that run `TURNS` cycles of so many rows, without drafting, after these prompts."""
-    (params, _, sampling, engine, _), state = blank_state(target, prompts, setting)
+    target: eagle_jax.Target, widths: Iterable[int], depth: int, prompts: Sequence[Prompt], setting: Setting
+) -> dict[Any, Callable[[int], Any]]:
+    """Returns calls by width that run cycles of so many rows, without drafting, after these prompts.
+
+    A pass of more than one row picks and commits a path of `depth` levels, as that of a drafted tree. One row is a
+    plain step.
+    """
+    plain, trees = (blank_state(target, prompts, setting, drafter) for drafter in (None, blank(2, depth)))
 
     def repeated(width: int) -> Callable[[], Any]:
-        wide = engine._replace(drafter=blank(width))
-        return Part(lambda params, state: step(params, state, sampling, wide)[0], params, state).repeat(TURNS)
+        (params, _, sampling, engine, _), state = plain if width == 1 else trees
+        if width > 1:
+            engine = engine._replace(drafter=blank(width, depth))
+        return Part(lambda params, state: step(params, state, sampling, engine)[0], params, state).program()
 
     return {width: repeated(width) for width in widths}
 
 
-def draws_of(target: eagle_jax.Target, prompts: Sequence[Prompt], setting: Setting) -> Callable[[], Int[Array, " B"]]:
-    """Returns a call that draws `TURNS` times a token for every row."""
+def walks_of(target: eagle_jax.Target, prompts: Sequence[Prompt], setting: Setting) -> dict[Any, Callable[[int], Any]]:
+    """Returns calls that walk down a chain of which every token is accepted (`WALK`), and draw at its root (`DRAW`)."""
     (_, _, sampling, engine, _), state = blank_state(target, prompts, setting)
-    groups = engine.target.row_groups
-    logits = jnp.zeros((len(prompts), 1, target.config.vocab_size), jnp.float32)
-    tree = empty_tree(state.root)
+    rows, length = len(prompts), WALKED + 1
+    sure = jnp.zeros((rows, length, target.config.vocab_size), jnp.float32).at[:, :, 0].set(1e6)
+    tokens = jnp.zeros((rows, length), jnp.int32)
+    chain = DraftTree(tokens, tokens + jnp.arange(length)[None] - 1, jnp.zeros(tokens.shape, jnp.float32))
 
-    def draw(params: Params, index: jax.Array) -> jax.Array:
-        found = deterministic(tree, params["logits"], state.keys, index, sampling, 0, groups)
-        return index + 1 + (found.next_token < 0)  # the next turn depends on this one
+    def walk(depth: int) -> Callable[[int], Any]:
+        def turn(params: Params, index: jax.Array) -> jax.Array:
+            found = deterministic(chain, params["logits"], state.keys, index, sampling, depth, engine.target.row_groups)
+            return index + 1 + (found.next_token < 0)  # the next turn depends on this one
 
-    return Part(draw, {"logits": logits}, state.num_tokens).repeat(TURNS)
+        return Part(turn, {"logits": sure}, state.num_tokens).program()
+
+    return {WALK: walk(WALKED), DRAW: walk(0)}
+
+
+def further_draw(seconds: Mapping[Any, float]) -> float:
+    """Returns the seconds of a further draw for every row from those of `walks_of`; 0 at temperature 0."""
+    return max(seconds.get(WALK, 0.0) - seconds.get(DRAW, 0.0), 0.0) / WALKED
 
 
 class Drafting(NamedTuple):
@@ -199,8 +223,8 @@ class Drafting(NamedTuple):
 
 def drafting_of(
     target: eagle_jax.Target, drafter: eagle_jax.BoundDrafter, prompts: Sequence[Prompt], setting: Setting
-) -> Callable[[], Drafting]:
-    """Returns a call that runs `TURNS` plain steps, and after each drafts and confirms a whole path.
+) -> Callable[[int], Drafting]:
+    """Returns a call that runs plain steps, and after each drafts and confirms a whole path.
 
     Between two drafts the weights of the target pass through the caches of the processor, as in generation. On an empty
     state some levels may not be drafted, since no node of theirs could enter the tree: the call returns their number.
@@ -223,18 +247,18 @@ def drafting_of(
         # The next step follows from this draft, so that the compiler keeps both.
         return Drafting(state._replace(root=path[:, -1]), own, carry.levels + levels)
 
-    return Part(cycle, params, Drafting(state, own, jnp.int32(0))).repeat(TURNS)
+    return Part(cycle, params, Drafting(state, own, jnp.int32(0))).program()
 
 
-def blank(rows: int) -> Drafter:
-    """Returns a drafter of trees without cost: a root and copies of it, `rows` in all."""
+def blank(rows: int, depth: int = 1) -> Drafter:
+    """Returns a drafter of trees without cost: a root and copies of it, `rows` in all, of at most `depth` levels."""
 
     def draft(params: Params, state: Any, root: jax.Array, *rest: Any) -> tuple[DraftTree, Any]:
         tokens = jnp.broadcast_to(root[:, None], (root.shape[0], rows))
         parents = jnp.zeros_like(tokens).at[:, 0].set(ROOT)
         return DraftTree(tokens, parents, jnp.zeros(tokens.shape, jnp.float32)), state
 
-    return vanilla_drafter()._replace(draft=draft, depth=1, num_nodes=rows - 1)
+    return vanilla_drafter()._replace(draft=draft, depth=depth, num_nodes=rows - 1)
 
 
 def record(

@@ -8,11 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.extend.random import threefry2x32_p
 from scipy import stats
 
 from eagle_jax.config import TreeConfig
 from eagle_jax.core import Engine, Sizes, emitted_tokens, generate
-from eagle_jax.core.randomness import _fraction, gumbel, row_keys, threefry_keys, uniform
+from eagle_jax.core.randomness import _fraction, _threefry, gumbel, row_keys, threefry_keys, uniform
 from eagle_jax.core.sampling import draw, make_sampling
 from eagle_jax.runtime.generation import request_of
 from tests.models import tiny_target
@@ -44,6 +47,17 @@ def test_keys_of_threefry_stay_and_raw_words_are_read():
         assert (jax.random.key_data(raw) == jax.random.key_data(threefry_keys(key))).all()
     with pytest.raises(ValueError, match="must have an even number of 32-bit words, got 3"):
         threefry_keys(jnp.zeros((3,), jnp.uint32))
+
+
+@given(st.integers(0, 2**32 - 1), st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=9))
+def test_the_hash_is_threefry(seed, numbers):
+    words = jax.random.key_data(jax.random.key(seed))
+    low = jnp.array(numbers, jnp.uint32)
+    inputs = jnp.broadcast_arrays(words[0], words[1] ^ jnp.uint32(seed), jnp.uint32(7), low)
+    for own, theirs in zip(
+        _threefry(*(part[0] for part in inputs[:3]), low), threefry2x32_p.bind(*inputs), strict=True
+    ):
+        assert (own == theirs).all()
 
 
 def test_uniform_numbers_are_uniform():

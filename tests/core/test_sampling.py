@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from eagle_jax.core import DraftTree
-from eagle_jax.core.sampling import draw, make_sampling, process_logits
+from eagle_jax.core.sampling import draw, first_largest, make_sampling, process_logits
 from eagle_jax.core.verify import deterministic
 from tests import oracles
 
@@ -107,14 +107,25 @@ def test_bad_settings_raise_by_name(name, value):
 
 
 def random_sizes(jaxpr):
-    """Sizes of the results of all random bits in a program, also inside its loops and calls."""
+    """Sizes of the results of all hashes in a program, also inside its loops and calls."""
     for equation in jaxpr.eqns:
-        if equation.primitive.name in ("threefry2x32", "random_bits"):
+        if equation.primitive.name in ("threefry2x32", "random_bits", "shift_left"):
             yield equation.outvars[0].aval.size
         for value in equation.params.values():
             for inner in value if isinstance(value, list | tuple) else [value]:
                 if hasattr(inner := getattr(inner, "jaxpr", inner), "eqns"):
                     yield from random_sizes(inner)
+
+
+FLOATS = st.one_of(st.floats(width=32), st.sampled_from([0.0, -0.0, 1.0, np.inf, -np.inf, np.nan]))
+
+
+@given(hnp.arrays(np.float32, hnp.array_shapes(min_dims=1, max_dims=3, max_side=6), elements=FLOATS))
+def test_the_first_largest_is_the_argmax(values):
+    """Of equal numbers it is the first, and of numbers with NaN the first of these, as everywhere in JAX."""
+    found = jax.jit(first_largest)(values)
+    assert found.dtype == jnp.int32
+    np.testing.assert_array_equal(found, jnp.argmax(values, axis=-1))
 
 
 @pytest.mark.parametrize(("rows", "at_once"), [(3, 3), (4, 1), (8, 2), (16, 4)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import time
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -19,7 +21,7 @@ from eagle_jax.data.chat.tokenize import chat_ids
 from eagle_jax.runtime import compilation, generation
 from eagle_jax.runtime.compilation import machine, revision
 from infer.common.tasks import keys_of
-from infer.common.timing import engine, time_interleaved, time_repetitions
+from infer.common.timing import FEW, Part, engine, time_interleaved, time_repetitions, time_turns
 from tests.models import random_prompts, tiny_head, tiny_target
 from tests.programs.conftest import ByteTokenizer
 
@@ -74,6 +76,27 @@ def test_timed_calls_alternate_order(monkeypatch):
     clock = iter([0.0, 5.0, 5.0, 6.0, 6.0, 8.0])
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     assert time_interleaved({"call": lambda: None}, 3) == {"call": 2.0}  # the median
+
+
+def test_a_turn_costs_what_further_turns_add(monkeypatch):
+    """What a call does once does not count: a copy of 7 s, and 2 s per turn."""
+    now, ran = [0.0], []
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    def call(once: float, each: float, turns: int) -> None:
+        ran.append(turns)
+        now[0] += once + each * turns
+
+    programs = {name: functools.partial(call, *costs) for name, costs in {"step": (7, 2), "commit": (1, 0)}.items()}
+    assert time_turns(programs, 10, "step", 2) == {"step": 2.0, "commit": 0.0}
+    assert set(ran) == {FEW, FEW + 10}
+    with pytest.raises(RuntimeError, match=r"a plain step must take time, got calls of 2 steps .* than those of 12"):
+        time_turns(programs, 10, "commit", 2)
+
+
+def test_a_part_runs_so_many_times():
+    program = Part(lambda params, carry: carry + params["step"], {"step": jnp.int32(3)}, jnp.int32(1)).program()
+    assert [int(program(turns)) for turns in (2, 5)] == [7, 16]
 
 
 def test_the_compilation_cache_is_written(tmp_path):

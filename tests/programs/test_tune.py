@@ -314,13 +314,11 @@ def test_what_is_refused(quick, given, message):
 def test_drafting_costs_what_it_adds_to_a_plain_step(monkeypatch):
     target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
     seconds = {1: 2.0, 2: 3.0, 4: 4.0, 8: 5.0, 13: 6.0, ("eagle3", head.tree): 2.5}
-    monkeypatch.setattr(
-        prediction,
-        "time_repetitions",
-        lambda calls, *_, **__: {name: [prediction.TURNS * seconds[name]] for name in calls},
-    )
-    costs = prediction.measure_costs(target, {"eagle3": {head.tree: head}}, PROMPTS[:2], Setting(2, 0.0, 8), 1)
+    seconds |= {prediction.DRAW: 0.5, prediction.WALK: 1.1}  # of three further tokens
+    monkeypatch.setattr(prediction, "time_turns", lambda calls, *_, **__: {name: seconds[name] for name in calls})
+    costs = prediction.measure_costs(target, {"eagle3": {head.tree: head}}, PROMPTS[:2], Setting(2, 1.0, 8), 1)
     assert costs.rows == [1, 2, 4, 8, 13] and costs.passes == [2.0, 3.0, 4.0, 5.0, 6.0]
+    assert costs.draw == pytest.approx(0.2) and costs.parts("eagle3", head.tree).token == pytest.approx(0.1)
     ((levels, top_k, added),) = costs.drafts["eagle3"]
     assert 1 <= levels <= head.tree.depth and (top_k, added) == (head.tree.top_k, 0.5)
     # With half the levels drafted, the whole tree costs more than was measured.
