@@ -16,7 +16,7 @@ measured on the same weights; `--weights` leaves it out. `--vllm` does the same 
 
 The program writes result.json and table.md to `out` after every measurement, and `--resume` continues a stopped run. It
 prints the tables and, last, one JSON object (fields: `infer/common/results.py`; the costs of `--by-cost` are measured
-after the first prompts of the first task). `infer.papers` draws the figures.
+after prompts of middle length of the first task). `infer.papers` draws the figures.
 """
 
 from __future__ import annotations
@@ -152,7 +152,10 @@ def has_costs(drafter: eagle_jax.BoundDrafter | None) -> bool:
 
 
 def costs_of(drafters: Mapping[str, Any], current: Run[Result], group: Group, args: Args) -> dict[str, CycleCost]:
-    """Returns the costs of trees after the first prompts of a task, measured once per temperature and batch size."""
+    """Returns the costs of trees, measured once per temperature and batch size.
+
+    They depend on the length of the prompts: those of the first turns' batch of middle length are taken.
+    """
     known = {
         one.label: CycleCost(one.rows, one.passes, one.level, one.token)
         for one in current.result.costs
@@ -161,8 +164,11 @@ def costs_of(drafters: Mapping[str, Any], current: Run[Result], group: Group, ar
     if known:
         return known
     questions = next(task.questions for task in current.tasks if task.name == group.task)
-    first = next(turns(questions, current, args, group.batch))
-    prompts = [Prompt(*pair) for pair in zip(first.prompts, first.keys, strict=True)]
+    parts = (questions[start : start + group.batch] for start in range(0, len(questions), group.batch))
+    firsts = [first for part in parts if (first := next(turns(part, current, args, group.batch), None))]
+    longest = sorted(firsts, key=lambda turn: max(map(len, turn.prompts)))
+    middle = longest[(len(longest) - 1) // 2]
+    prompts = [Prompt(*pair) for pair in zip(middle.prompts, middle.keys, strict=True)]
     setting = Setting(len(prompts), group.temperature, args.max_new_tokens)
     by_tree = {label: {drafter.tree: drafter} for label, drafter in drafters.items()}
     costs = measure_costs(current.target, by_tree, prompts, setting, max(args.repeats, COST_REPEATS))

@@ -181,7 +181,7 @@ def passes_of(
     """
     plain, trees = (blank_state(target, prompts, setting, drafter) for drafter in (None, blank(2, depth)))
 
-    def repeated(width: int) -> Callable[[], Any]:
+    def repeated(width: int) -> Callable[[int], Any]:
         (params, _, sampling, engine, _), state = plain if width == 1 else trees
         if width > 1:
             engine = engine._replace(drafter=blank(width, depth))

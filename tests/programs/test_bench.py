@@ -7,16 +7,20 @@ import json
 import math
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
 import eagle_jax
+from eagle_jax.config import TreeConfig
 from eagle_jax.core import CycleCost
 from eagle_jax.evaluate import Cycles
 from infer import acceptance, bench
 from infer.common.results import Calibration, CountedQuestions, Group, Recorded, Result, read
+from infer.common.runs import Turn
 from infer.common.tasks import keys_of
 from infer.papers import __main__ as papers
+from infer.tuning import prediction
 
 
 @pytest.fixture
@@ -74,6 +78,24 @@ def test_a_tree_is_measured_with_its_costs_too(quick, monkeypatch):
     assert (cost["label"], cost["temperature"], cost["batch"]) == (label, 0, 1)
     assert used == {None, CycleCost(cost["rows"], cost["passes"], cost["level"], cost["token"])}
     assert cost["rows"] == (1, 4) and cost["passes"][0] == 1 and cost["level"] > 0
+
+
+@pytest.mark.parametrize(("lengths", "middle"), [([9, 2, 5, 4], 4), ([7], 7), ([3, 8, 6], 6)])
+def test_costs_are_measured_on_prompts_of_middle_length(lengths, middle, monkeypatch):
+    """A longer prompt makes a plain step longer, and a tree cheaper in plain steps."""
+    keys, measured = jax.random.split(jax.random.key(0), 1), []
+    monkeypatch.setattr(bench, "turns", lambda part, *_: iter([Turn(0, ["a"], [[0] * part[0]], keys, True, [])]))
+
+    def measure_costs(_, by_tree, prompts, *rest):
+        measured.extend(len(prompt.tokens) for prompt in prompts)
+        return prediction.Costs([1, 4], [1.0, 2.0], {label: [(1, 1, 0.0)] for label in by_tree})
+
+    monkeypatch.setattr(bench, "measure_costs", measure_costs)
+    task = SimpleNamespace(name="sums", questions=lengths)
+    current = SimpleNamespace(result=SimpleNamespace(costs=[]), tasks=[task], target=None)
+    drafters = {"chain": SimpleNamespace(tree=TreeConfig.chain(3))}
+    found = bench.costs_of(drafters, current, Group("sums", 0.0, 1), SimpleNamespace(max_new_tokens=8, repeats=1))
+    assert measured == [middle] and found == {"chain": CycleCost((1, 4), (1.0, 2.0))}
 
 
 @pytest.mark.parametrize(("by_cost", "message"), [
