@@ -15,7 +15,7 @@ import jax
 
 
 class DeviceError(RuntimeError):
-    """The device that JAX_PLATFORMS or JAX names is missing, or another process holds it."""
+    """The device that JAX_PLATFORMS or JAX names is missing, or another process holds it or keeps it busy."""
 
 
 MEMINFO = Path("/proc/meminfo")

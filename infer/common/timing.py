@@ -15,6 +15,7 @@ import numpy as np
 import eagle_jax
 from eagle_jax.core import CycleCost, Payoff
 from eagle_jax.core.types import Params
+from eagle_jax.devices import DeviceError
 from eagle_jax.runtime.generation import request_of, run_request
 from infer.common.results import Cell, Draft, Group, TimedQuestions
 
@@ -77,13 +78,13 @@ def time_turns(
     0 is less than the times vary. See `time_repetitions`.
 
     Raises:
-      RuntimeError: that of `base`, which others are compared with, is 0.
+      DeviceError: that of `base`, which others are compared with, is 0.
     """
     calls = {(name, n): functools.partial(call, n) for name, call in programs.items() for n in (FEW, FEW + turns)}
     least = {key: min(seconds) for key, seconds in time_repetitions(calls, repetitions, enough=enough).items()}
     seconds = {name: max(least[name, FEW + turns] - least[name, FEW], 0.0) / turns for name in programs}
     if not seconds[base]:
-        raise RuntimeError(
+        raise DeviceError(
             f"a plain step must take time, got calls of {FEW} steps that were no faster than those of {FEW + turns}. "
             "End other programs on this machine."
         )

@@ -49,6 +49,8 @@ WIDTHS = tuple(2**power for power in range(9))
 """Rows of measured target passes; of those between, the seconds are interpolated."""
 RUNGS = (4, 8, 16, 32)
 """Rows of the smaller passes of a ladder of tree sizes; plain decoding has one row."""
+CHEAPER = 0.95
+"""Cost of a size over that of the next larger one, above which a ladder does without it: every size is compiled."""
 ENOUGH = 30.0
 """Seconds over which costs are measured at least: the least of many times is that of an idle machine."""
 TURNS = 8
@@ -89,9 +91,15 @@ class Costs(NamedTuple):
         return self.at_rows(tree.num_nodes + 1) + max(float(added), 0.0)
 
     def parts(self, method: str, tree: TreeConfig) -> CycleCost:
-        """Returns the costs by which `generate` chooses the size of a tree."""
+        """Returns the costs by which `generate` chooses the size of a tree.
+
+        Two rows are a size as well, where they are much cheaper than four: on CPUs, in batches.
+        """
         most, plain = tree.num_nodes + 1, self.at_rows(1)
-        sizes = ladder(most)
+        sizes: tuple[int, ...] = (most,)
+        for rows in reversed(ladder(most, (2, *RUNGS))[:-1]):
+            if rows == 1 or self.at_rows(rows) < CHEAPER * self.at_rows(sizes[0]):
+                sizes = (rows, *sizes)
         drafting = self.cycle(method, tree) - self.at_rows(most)
         return CycleCost(
             sizes, tuple(round(self.at_rows(rows) / plain, 3) for rows in sizes),
@@ -99,9 +107,9 @@ class Costs(NamedTuple):
         )  # fmt: skip
 
 
-def ladder(most: int) -> tuple[int, ...]:
-    """Returns the rows of all passes of a ladder, up to a tree of `most` rows."""
-    return 1, *(rows for rows in RUNGS if rows < most), most
+def ladder(most: int, smaller: Sequence[int] = RUNGS) -> tuple[int, ...]:
+    """Returns the rows of all passes that a ladder may have, up to a tree of `most` rows."""
+    return 1, *(rows for rows in smaller if rows < most), most
 
 
 def measure_costs(
@@ -118,7 +126,7 @@ def measure_costs(
       prompts: of one batch.
 
     Raises:
-      RuntimeError: other programs disturb the times.
+      DeviceError: other programs disturb the times.
     """
     widest = max((tree.num_nodes + 1 for trees in drafters.values() for tree in trees), default=1)
     rows = sorted({*(width for width in WIDTHS if width < widest), widest})

@@ -18,6 +18,7 @@ import eagle_jax
 from eagle_jax.config import TreeConfig
 from eagle_jax.core import CycleCost
 from eagle_jax.data.chat.tokenize import chat_ids
+from eagle_jax.devices import DeviceError
 from eagle_jax.runtime import compilation, generation
 from eagle_jax.runtime.compilation import machine, revision
 from infer.common.tasks import keys_of
@@ -90,7 +91,7 @@ def test_a_turn_costs_what_further_turns_add(monkeypatch):
     programs = {name: functools.partial(call, *costs) for name, costs in {"step": (7, 2), "commit": (1, 0)}.items()}
     assert time_turns(programs, 10, "step", 2) == {"step": 2.0, "commit": 0.0}
     assert set(ran) == {FEW, FEW + 10}
-    with pytest.raises(RuntimeError, match=r"a plain step must take time, got calls of 2 steps .* than those of 12"):
+    with pytest.raises(DeviceError, match=r"a plain step must take time, got calls of 2 steps .* than those of 12"):
         time_turns(programs, 10, "commit", 2)
 
 

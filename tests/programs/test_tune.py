@@ -65,7 +65,7 @@ def test_costs_between_what_was_measured():
     assert costs.cycle("a", TreeConfig(3, 2, 5)) == pytest.approx(5 + 0.6)
     assert costs.cycle("one", TreeConfig.chain(4)) == pytest.approx(4.5 + 0.2)
     assert costs.cycle("noise", TreeConfig.chain(4)) == 4.5  # drafting never costs less than nothing
-    assert costs.parts("a", TreeConfig(3, 2, 5)) == CycleCost((1, 4, 6), (1.0, 4.0, 5.0), 0.2)
+    assert costs.parts("a", TreeConfig(3, 2, 5)) == CycleCost((1, 2, 4, 6), (1.0, 2.0, 4.0, 5.0), 0.2)
     assert costs._replace(draw=0.3).parts("a", TreeConfig(3, 2, 5)).token == 0.3
 
 
@@ -251,7 +251,7 @@ def test_the_choice_is_the_best_of_what_was_measured(pair, measured):
     part = recorded["pld"]
     entry, report = search.tune_request(pair, found, recorded, samples, setting, 2, 5, 1.0)
     assert search.time_against_plain.costs == {
-        "pld@1": CycleCost((1, 2), (1.0, 1.5)), "pld@2": CycleCost((1, 3), (1.0, 2.0))
+        "pld@1": CycleCost((1, 2), (1.0, 1.5)), "pld@2": CycleCost((1, 2, 3), (1.0, 1.5, 2.0))
     }  # fmt: skip
     guess = report["predicted"]
     # Three rows cost two plain passes.
@@ -321,6 +321,9 @@ def test_drafting_costs_what_it_adds_to_a_plain_step(monkeypatch):
     assert costs.draw == pytest.approx(0.2) and costs.parts("eagle3", head.tree).token == pytest.approx(0.1)
     ((levels, top_k, added),) = costs.drafts["eagle3"]
     assert 1 <= levels <= head.tree.depth and (top_k, added) == (head.tree.top_k, 0.5)
+    passes = costs._replace(passes=[1.0, 1.02, 1.05, 3.0, 3.0], rows=[1, 2, 4, 8, 13])
+    assert passes.parts("eagle3", head.tree).rows == (1, 4, 13)  # two cost what four do, and eight what thirteen do
+    assert costs.parts("eagle3", head.tree).rows == (1, 2, 4, 8, 13)
     # With half the levels drafted, the whole tree costs more than was measured.
     half = costs._replace(drafts={"eagle3": [(head.tree.depth / 2, top_k, added)]})
     whole = costs._replace(drafts={"eagle3": [(head.tree.depth, top_k, added)]})
