@@ -25,20 +25,24 @@ class HeadFns(NamedTuple):
     config: HeadConfig
     target: TargetFn
 
-    def apply(self, params: Params, *args: object, method: str = "__call__") -> Any:
+    def apply(self, params: Params, *args: object, method: str = "__call__", **options: object) -> Any:
         """Applies a method of `EagleHead`."""
-        return EagleHead(self.config).apply({"params": params["drafter"]["head"]}, *args, method=method)
+        return EagleHead(self.config).apply({"params": params["drafter"]["head"]}, *args, method=method, **options)
 
     def run(
         self, params: Params, tokens: Int[Array, "B T"], states: Float[Array, "B T H"], positions: Int[Array, "B T"],
-        mask: Array, cache: KVCache, earlier: NewKV | None = None,
-    ) -> tuple[Float[Array, "B T H"], NewKV]:  # fmt: skip
-        """Runs one pass over pairs of a state and the next token; returns states, and keys and values."""
+        mask: Array, cache: KVCache, earlier: NewKV | None = None, only: Int[Array, " B"] | None = None,
+    ) -> tuple[Float[Array, "B T2 H"], NewKV]:  # fmt: skip
+        """Runs one pass over pairs of a state and the next token; returns states, and keys and values.
+
+        Args:
+          only: the pair of every row whose state is wanted; None is all.
+        """
         own = self.config.own_embedding
         embeds = self.apply(params, tokens, method="embed") if own else self.target.embed(params["target"], tokens)
         committed = cache.keys[0], cache.values[0], cache.length
         drafted = None if earlier is None else (earlier.keys[0], earlier.values[0])
-        out = self.apply(params, embeds, states, positions, mask, committed, drafted)
+        out = self.apply(params, embeds, states, positions, mask, committed, drafted, only=only)
         return out.states, NewKV((out.keys,), (out.values,))
 
     def logits(self, params: Params, states: Float[Array, "*b H"]) -> Float[Array, "*b Vd"]:
@@ -99,7 +103,8 @@ def eagle_drafter(config: HeadConfig, tree: TreeConfig, target: TargetFn, dtype:
     def update(params: Params, state: DraftState, verified: Verified) -> DraftState:
         def run(positions: Array, mask: Array) -> tuple[Array, NewKV]:
             states = head.apply(params, verified.features, method="fuse")
-            return head.run(params, verified.next_tokens, states, positions, mask, state.cache)
+            last = jnp.maximum(verified.count - 1, 0)  # of the others, keys and values are all that a draft reads
+            return head.run(params, verified.next_tokens, states, positions, mask, state.cache, only=last)
 
         return read_confirmed(state, verified, run, layer.windows)
 

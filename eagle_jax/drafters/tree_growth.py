@@ -165,7 +165,7 @@ def read_confirmed(
     """Runs a draft model over confirmed tokens, commits their keys and values, and keeps the last state.
 
     Args:
-      run: `(positions [B, T], mask [T, T]) -> (states [B, T, H], NewKV)`, one causal pass.
+      run: `(positions [B, T], mask [T, T]) -> (states [B, T, H], NewKV)`, one causal pass; [B, 1, H] is the last's.
       windows: of the model's layers, as in `TargetFn`.
     """
     with jax.named_scope("head_update"):
@@ -178,7 +178,7 @@ def read_confirmed(
 
 def last_state(before: Float[Array, "B H"], states: Float[Array, "B T H"], count: Int[Array, " B"]) -> Array:
     """Returns the state of the last of `count` confirmed tokens, [B, H]; `before` in rows without one."""
-    last = jnp.take_along_axis(states, jnp.maximum(count - 1, 0)[:, None, None], axis=1)[:, 0]
+    last = states[jnp.arange(len(states)), jnp.clip(count - 1, 0, states.shape[1] - 1)]
     return jnp.where(count[:, None] > 0, last.astype(before.dtype), before)
 
 

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 from eagle_jax.config import HeadConfig
 from eagle_jax.core import Params
 from eagle_jax.models.attention import attend, within_window
-from eagle_jax.models.layers import MLP, Attention, LayerOutput, Linear, Norm, embed
+from eagle_jax.models.layers import MLP, Attention, LayerOutput, Linear, Norm, embed, take_token
 from eagle_jax.models.rope import rope_angles
 
 
@@ -76,6 +76,7 @@ class EagleHead(nn.Module):
         earlier: tuple[Array, Array] | None = None,
         mixer: Callable[..., Array] = attend,
         added: Mapping[str, Array] | None = None,
+        only: Int[Array, " B"] | None = None,
     ) -> LayerOutput:
         """Returns states that estimate the feature at t + 1.
 
@@ -83,7 +84,7 @@ class EagleHead(nn.Module):
           embeds: embeddings of the tokens at t + 1. None: `added` holds their share of the projections, and the
             parameters are those of `split_embeddings` (EAGLE-3 only).
           states: fused features or own states at t.
-          mask, cached, earlier, mixer, added: as in `Attention`, without the head's window, which is added here.
+          mask, cached, earlier, mixer, added, only: as in `Attention`, without the head's window, which is added here.
         """
         config = self.config
         if window := max(config.layer.windows, default=0):
@@ -98,8 +99,8 @@ class EagleHead(nn.Module):
             residual = x if config.norm_before_residual else states
             if embeds is not None:
                 x = jnp.concatenate([self.input_layernorm(embeds), x], axis=-1)
-        mixed, keys, values = self.self_attn(x, cos, sin, mask, cached, earlier, mixer, added)
-        x = residual + mixed
+        mixed, keys, values = self.self_attn(x, cos, sin, mask, cached, earlier, mixer, added, only)
+        x = (residual if only is None else take_token(residual, only)) + mixed
         x = x + self.mlp(self.post_attention_layernorm(x))
         return LayerOutput(self.norm(x) if config.norm_output else x, keys, values)
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from eagle_jax.config import DecoderConfig
 from eagle_jax.models.attention import attend
@@ -165,7 +165,8 @@ class Attention(nn.Module):
         earlier: tuple[Array, Array] | None = None,
         mixer: Callable[..., Array] = attend,
         added: Mapping[str, Array] | None = None,
-    ) -> tuple[Float[Array, "B T H"], Array, Array]:
+        only: Int[Array, " B"] | None = None,
+    ) -> tuple[Float[Array, "B T3 H"], Array, Array]:
         """Attends from `x` to the committed, the earlier and the new tokens.
 
         Args:
@@ -177,9 +178,10 @@ class Attention(nn.Module):
           mixer: attention without a cache, with the signature of `attend`. Training-time test has its own.
           added: [B, T, out] per name of a projection, added to its output before norms and rotation: products of
             inputs that are not in `x`.
+          only: the token of every row whose output is wanted; None is all.
 
         Returns:
-          output [B, T, H], new keys [B, G, T, hd], new values [B, G, T, hd].
+          output [B, T, H], or [B, 1, H] of `only`; new keys [B, G, T, hd], new values [B, G, T, hd].
         """
         config = self.config
         batch, new, _ = x.shape
@@ -197,6 +199,8 @@ class Attention(nn.Module):
             query, keys = norm_of(config, "q_norm")(query), norm_of(config, "k_norm")(keys)
         query, keys = rotate(query, cos, sin), rotate(keys, cos, sin)
         keys, values = keys.transpose(0, 2, 1, 3), values.transpose(0, 2, 1, 3)
+        if only is not None:
+            query, mask, cached = _query_of(only, query, mask, cached)
         all_keys, all_values = keys, values
         if earlier is not None:
             all_keys = jnp.concatenate([earlier[0], keys], axis=2)
@@ -230,6 +234,21 @@ class Attention(nn.Module):
     def _scale(self) -> float | None:
         scalar = self.config.query_scalar
         return None if scalar is None else scalar**-0.5
+
+
+def take_token(rows: Shaped[Array, "B T *n"], token: Int[Array, " B"]) -> Shaped[Array, "B 1 *n"]:
+    """Returns one token of every row."""
+    return jnp.take_along_axis(rows, jnp.expand_dims(token, range(1, rows.ndim)), axis=1)
+
+
+def _query_of(
+    token: Int[Array, " B"], query: Array, mask: Array, cached: tuple[Any, ...] | None
+) -> tuple[Array, Array, tuple[Any, ...] | None]:
+    """Returns what `Attention` reads for one token of every row."""
+    mask = mask[token][:, None] if mask.ndim == 2 else take_token(mask, token)
+    if cached is not None:
+        cached = *cached[:3], *(take_token(first, token) for first in cached[3:])
+    return take_token(query, token), mask, cached
 
 
 class MLP(nn.Module):
