@@ -190,11 +190,9 @@ def parts(target: eagle_jax.Target, head: eagle_jax.DraftHead, sizes: Sequence[i
         features = features + 1e-30 * drafted.hidden[:, None, :1].astype(features.dtype)
         return drafter.update(params, drafted, Verified(tokens, tokens, features, drafted.cache.length, one))
 
-    rows_params, rows_state, rows_engine = start(eagle_jax.BoundDrafter.bind(blank(2, drafter.depth), target))
+    rows_params, rows_state, rows_engine = start(eagle_jax.BoundDrafter.bind(blank(2), target))
     undrafted = {
-        f"cycle of {size} rows": Part(
-            cycle(rows_engine._replace(drafter=blank(size, drafter.depth))), rows_params, rows_state
-        )
+        f"cycle of {size} rows": Part(cycle(rows_engine._replace(drafter=blank(size))), rows_params, rows_state)
         for size in sizes
     }
     return {
