@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from eagle_jax import core
 from eagle_jax.core import Acceptance, DraftTree, Sampling, VerifyFn, ancestor_mask, deterministic, process_logits, walk
+from eagle_jax.core.sampling import first_largest
 
 Rows = Float[Array, "B N1 V"]
 """A law, or logits, after every row of the trees."""
@@ -201,4 +202,4 @@ def _without(draft: Float[Array, " V"], token: Int[Array, ""]) -> Float[Array, "
 
 
 def _draw(law: Float[Array, " V"], key: Key[Array, ""]) -> Int[Array, ""]:
-    return jnp.argmax(jnp.log(law) + core.gumbel(key, jnp.arange(law.size))).astype(jnp.int32)
+    return first_largest(jnp.log(law) + core.gumbel(key, jnp.arange(law.size)))
