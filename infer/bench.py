@@ -55,7 +55,7 @@ PEERS = {"transformers", "vllm"}
 PAUSE = 0.3
 """Seconds before every call beside other engines, whose threads wait in loops for a while after a call."""
 COST_REPEATS = 5
-"""Least number of timings of a cost; the fastest counts."""
+"""Least number of timings of a cost."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,8 +9,8 @@ The parts are the plain step and the whole cycle; drafting, the target's pass ov
 commit; above temperature 0 a walk down accepted tokens, and a draw; cycles of smaller trees, without drafting;
 a plain step followed by drafting and update, from which the cost of a level follows. Every part runs alone in one
 compiled loop, a few times and then more often: the difference has no host time and no copy at the start. The parts take
-turns, and the fastest calls count. They are compiled apart and need not add up. The program prints a table and, last,
-one JSON object, of which `cycle_cost` is what `generate` takes: `core.CycleCost(**cycle_cost)`.
+turns, and the lower quartile of their times counts. They are compiled apart and need not add up. The program prints a
+table and, last, one JSON object, of which `cycle_cost` is what `generate` takes: `core.CycleCost(**cycle_cost)`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Args(Places):
     # rows of smaller trees, the root included, for cycle_cost; only those below the tree's count
     rows: str = ",".join(map(str, RUNGS))
     turns: int = 16  # cycles per measurement
-    repeats: int = 9  # measurements, of which the fastest counts
+    repeats: int = 9  # measurements, of which the lower quartile counts
 
 
 def main(args: Args) -> dict[str, Any]:

@@ -159,7 +159,7 @@ MUTANTS = (
            "tests/core/test_sampling.py -k first_largest"),
     Mutant("a hash has another rotation", "core/randomness.py", "(17, 29, 16, 24)", "(17, 29, 16, 23)",
            "tests/core/test_randomness.py -k hash"),
-    Mutant("a turn costs what a call does once", "../infer/common/timing.py", " - least[name, FEW], 0.0)", ", 0.0)",
+    Mutant("a turn costs what a call does once", "../infer/common/timing.py", " - usual[name, FEW], 0.0)", ", 0.0)",
            "tests/programs/test_measure.py -k further_turns"),
     Mutant("a further draw costs the first one too", "../infer/tuning/prediction.py", " - seconds.get(DRAW, 0.0), 0.0)",
            ", 0.0)", "tests/programs/test_tune.py -k adds_to_a_plain_step"),

@@ -23,6 +23,8 @@ K = TypeVar("K", bound=Hashable)
 
 FEW = 2
 """Turns of the shorter call of a part."""
+QUARTILE = 0.25
+"""Of a part's times that which counts: more are delays by other programs, the least ones luck where clocks vary."""
 
 
 def time_repetitions(
@@ -72,17 +74,18 @@ class Part(NamedTuple):
 def time_turns(
     programs: Mapping[K, Callable[[int], Any]], turns: int, base: K, repetitions: int, enough: float = 0.0
 ) -> dict[K, float]:
-    """Returns the seconds of one turn of every program, from its fastest calls with `FEW` turns and `turns` more.
+    """Returns the seconds of one turn of every program, from calls with `FEW` turns and `turns` more.
 
-    Their difference leaves out what a call does once, which is no small part: the first turn copies the caches.
-    0 is less than the times vary. See `time_repetitions`.
+    The lower quartile of either counts. Their difference leaves out what a call does once, which is no small part: the
+    first turn copies the caches. 0 is less than the times vary. See `time_repetitions`.
 
     Raises:
       DeviceError: that of `base`, which others are compared with, is 0.
     """
     calls = {(name, n): functools.partial(call, n) for name, call in programs.items() for n in (FEW, FEW + turns)}
-    least = {key: min(seconds) for key, seconds in time_repetitions(calls, repetitions, enough=enough).items()}
-    seconds = {name: max(least[name, FEW + turns] - least[name, FEW], 0.0) / turns for name in programs}
+    found = time_repetitions(calls, repetitions, enough=enough)
+    usual = {key: float(np.quantile(seconds, QUARTILE)) for key, seconds in found.items()}
+    seconds = {name: max(usual[name, FEW + turns] - usual[name, FEW], 0.0) / turns for name in programs}
     if not seconds[base]:
         raise DeviceError(
             f"a plain step must take time, got calls of {FEW} steps that were no faster than those of {FEW + turns}. "

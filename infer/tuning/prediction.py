@@ -52,7 +52,7 @@ RUNGS = (4, 8, 16, 32)
 CHEAPER = 0.95
 """Cost of a size over that of the next larger one, above which a ladder does without it: every size is compiled."""
 ENOUGH = 30.0
-"""Seconds over which costs are measured at least: the least of many times is that of an idle machine."""
+"""Seconds over which costs are measured at least: their lower quartile varies little then."""
 TURNS = 8
 """Cycles that are timed at once."""
 WALKED = 3
@@ -119,7 +119,7 @@ def measure_costs(
     setting: Setting,
     repeats: int,
 ) -> Costs:
-    """Measures passes of some widths, and drafting of the extreme trees of every method; the least times count.
+    """Measures passes of some widths, and drafting of the extreme trees of every method (`time_turns`).
 
     Args:
       drafters: of every method, by tree.

@@ -95,6 +95,17 @@ def test_a_turn_costs_what_further_turns_add(monkeypatch):
         time_turns(programs, 10, "commit", 2)
 
 
+def test_a_lucky_call_and_delayed_ones_cost_nothing(monkeypatch):
+    """Five calls of each length: two are 9 s too slow, and a long one is 3 s too fast."""
+    now, luck = [0.0], {FEW: iter([0, 9, 0, 0, 9]), FEW + 10: iter([9, 0, 9, -3, 0])}
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    def call(turns: int) -> None:
+        now[0] += 2 * turns + next(luck[turns])
+
+    assert time_turns({"step": call}, 10, "step", 5) == {"step": 2.0}
+
+
 def test_a_part_runs_so_many_times():
     program = Part(lambda params, carry: carry + params["step"], {"step": jnp.int32(3)}, jnp.int32(1)).program()
     assert [int(program(turns)) for turns in (2, 5)] == [7, 16]
