@@ -24,15 +24,13 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from eagle_jax.assets import SMOLLM2
 from eagle_jax.core.sampling import make_sampling
 from eagle_jax.data.chat import chat_template, chat_text, encode_chat
 from eagle_jax.runtime.compilation import use_compilation_cache
 from eagle_jax.runtime.session import Session
 from infer.common.interrupts import stop_event
-from infer.common.labels import Label
-from infer.common.methods import OPTIONS, Loader, Places, check_methods, load_pair, source_name
-from infer.common.programs import at_least_one, check_seed, naming, option_of, run
+from infer.common.methods import Loader, Places, check_methods, load_pair, method_of
+from infer.common.programs import at_least_one, check_seed, naming, run
 from infer.common.terminal import ReplyView, stdout_console
 
 SHORTEST = 16
@@ -205,27 +203,6 @@ class Chat:
     def say(self, words: str) -> None:
         """Prints a message of the program."""
         self.console.out(f"[{words}]", style="dim", highlight=False)
-
-
-def method_of(args: Args) -> str:
-    """Returns the method that the arguments name, or that of the given head.
-
-    Raises:
-      ValueError: no method or several are possible, or the method does not use a given head.
-    """
-    own = (None, SMOLLM2)  # what belongs to the pair, and nobody gave
-    given = [name for name, option in OPTIONS.items() if source_name(args, option) not in own]
-    usual = "eagle3" if args.pair == SMOLLM2 else "hass"
-    if args.method is None and (len(given) > 1 or (source_name(args, "target") not in own and not given)):
-        raise ValueError(
-            f"--method must name the drafter, got {' and '.join(given) or 'only --target'}. Give one head, as "
-            "--eagle3 PATH, or a method, as --method pld or --method vanilla."
-        )
-    method = args.method or (given or [usual])[0]
-    if idle := [name for name in given if name != Label.parse(method).method]:
-        raise ValueError(f"{option_of(OPTIONS[idle[0]])} must belong to --method {method}, got another method's. "
-                         f"Leave it out, or give --method {idle[0]}.")  # fmt: skip
-    return method
 
 
 def main(args: Args) -> None:

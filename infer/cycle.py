@@ -1,6 +1,7 @@
 """Measures where the time of one cycle goes on this machine.
 
     python -m infer.cycle
+    python -m infer.cycle --pair smollm2
     python -m infer.cycle --target PATH --eagle3 PATH --method eagle3@6x10x59
     python -m infer.cycle --temperature 1
     python -m infer.cycle --model llama-3.1-8b --dtype bfloat16 --batch 8 --context 2048   # random weights
@@ -35,11 +36,11 @@ from eagle_jax.models.presets import model
 from eagle_jax.runtime.compilation import machine, use_compilation_cache
 from eagle_jax.runtime.generation import prefill_program, request_of
 from infer.common.labels import Label
-from infer.common.methods import Loader, Places, check_methods, load_pair
+from infer.common.methods import Loader, Places, check_methods, load_pair, method_of
 from infer.common.programs import at_least_one, listed, run
 from infer.common.timing import FEW, Part, time_turns
 from infer.tuning.prediction import RUNGS, blank, drafting_of, further_draw, walks_of
-from infer.tuning.trials import Prompt, Setting
+from infer.tuning.trials import Prompt, Setting, show_progress
 
 DRAFTING = "plain step, draft and head update"
 """Name of a part."""
@@ -49,7 +50,8 @@ DRAFTING = "plain step, draft and head update"
 class Args(Places):
     """Options of the program."""
 
-    # an EAGLE head, as in infer.bench: hass, eagle2@static, eagle3@6x10x59, ...; None is hass, with --model eagle3
+    # an EAGLE head, as in infer.bench: hass, eagle2@static, eagle3@6x10x59, ...; None is the method of the given head,
+    # else hass, with --pair smollm2 or --model eagle3
     method: str | None = None
     model: str | None = None  # sizes of a published model, as in infer.aot, with random weights; its head is eagle3
     context: int = 128  # tokens in the cache
@@ -70,12 +72,12 @@ def main(args: Args) -> dict[str, Any]:
     if args.model is not None:
         target, head = with_random_weights(args.model, args)
     else:
-        method = args.method or "hass"
+        method = method_of(args)
         check_methods([method], args)
         target, _ = load_pair(args)
         head = Loader(target, args)(method)
     if not isinstance(head, eagle_jax.DraftHead):
-        raise ValueError(f"--method must be an EAGLE head, got {args.method}. Give hass, eagle1, eagle2 or eagle3.")
+        raise ValueError(f"--method must be an EAGLE head, got {method}. Give hass, eagle1, eagle2 or eagle3.")
 
     rows = head.tree.num_nodes + 1
     sizes = sorted({*(size for size in sizes if size < rows), rows})
@@ -84,7 +86,11 @@ def main(args: Args) -> dict[str, Any]:
     setting = Setting(args.batch, args.temperature, longest_reply(head, args))
     calls |= walks_of(target, prompts, setting) if args.temperature else {}
     calls[DRAFTING] = drafting_of(target, head, prompts, setting)
-    found = {name: call(FEW) for name, call in calls.items()}  # compiles
+    found = {}
+    for number, (name, call) in enumerate(calls.items(), 1):
+        show_progress(f"compiling {number} of {len(calls)}, {name}")
+        found[name] = call(FEW)
+    show_progress(f"measuring, {args.repeats} repetitions")
     levels = float(found[DRAFTING].levels) / FEW
     seconds = time_turns(calls, args.turns, "plain step", args.repeats)
     times = {name: round(1000 * value, 4) for name, value in seconds.items()}

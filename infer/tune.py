@@ -159,6 +159,9 @@ def show(report: dict[str, Any], samples: Samples) -> None:
 
 def check(args: Args, path: Path, settings: Sequence[Setting]) -> int:
     """Measures "auto" with a profile against plain decoding."""
+    if not path.is_file():
+        raise ValueError(f"--check must be a profile, got {path}: no such file. Write one by python -m infer.tune "
+                         f"--out {path}.")  # fmt: skip
     with naming("--check", path):
         file = load_yaml(ProfileFile, path)
     target, samples = load(dataclasses.replace(args, dtype=file.dtype))  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ Both check their arguments, pad them into buckets, run a jitted function of `eag
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, TypedDict, Unpack, get_args
@@ -141,6 +142,7 @@ def generate(
       CheckpointError: weights of `profile` do not load.
       MemoryError: the run does not fit in device memory.
     """
+    check_names("generate", options)
     request = request_of(target, drafter, prompts, profile, cycle_cost=cycle_cost, fits=taps is None, **options)
     if taps is not None:  # no option of `request_of`: a stream keeps none
         request = with_taps(request, taps, target.config)
@@ -174,10 +176,12 @@ def check_names(function: str, options: Options) -> None:
     """Checks that options have the names of `Options`: `request_of` has others, which a stream would ignore.
 
     Raises:
-      TypeError: naming the unexpected one, as a call does.
+      TypeError: naming the unexpected one, as a call does, and the option that it is like.
     """
     if others := sorted(options.keys() - Options.__annotations__.keys()):
-        raise TypeError(f"{function}() got an unexpected keyword argument {others[0]!r}")
+        alike = difflib.get_close_matches(others[0], Options.__annotations__, 1)
+        hint = f". Did you mean {alike[0]!r}?" if alike else ""
+        raise TypeError(f"{function}() got an unexpected keyword argument {others[0]!r}{hint}")
 
 
 def _stream(request: Request) -> Iterator[StreamChunk]:

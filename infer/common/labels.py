@@ -55,7 +55,10 @@ FORMS = {
     "lookahead": ("NGRAMxWINDOWxGUESSES", "5x7x7"),
 }
 """The form of a setting and an example, of methods whose drafts have no `TreeConfig`."""
-TREE_FORM = ("DEPTHxTOP_KxNODES, chainN or a word of infer/common/labels.py", "4x2x7/untempered")
+TREE_FORM = (
+    f"DEPTHxTOP_KxNODES, chainN, static, {', '.join(WORDS)}, top_pP, noise_scaleS, pldLENGTH",
+    "4x2x7/untempered",
+)
 PATTERNS = {
     "pld": r"(?P<length>\d+)(x(?P<ngram>\d+))?|shortest(?P<shortest>\d+)|(?P<latest>latest)",
     "lookahead": r"(?P<ngram>\d+)x(?P<window>\d+)x(?P<guesses>\d+)",

@@ -95,6 +95,30 @@ def choose_methods(args: Any, usual: Sequence[str]) -> list[str]:
     return check_methods([label for label in usual if not _lacks_weights(label, args)] or usual, args)
 
 
+def method_of(args: Any) -> str:
+    """Returns the label that the options name, or the method of the given head, or that of the pair.
+
+    Args:
+      args: a `Places` with `method`.
+
+    Raises:
+      ValueError: no method or several are possible, or the method does not use a given head.
+    """
+    own = (None, SMOLLM2)  # what belongs to the pair, and nobody gave
+    given = [name for name, option in OPTIONS.items() if source_name(args, option) not in own]
+    usual = "eagle3" if args.pair == SMOLLM2 else "hass"
+    if args.method is None and (len(given) > 1 or (source_name(args, "target") not in own and not given)):
+        raise ValueError(
+            f"--method must name the drafter, got {' and '.join(given) or 'only --target'}. Give one head, as "
+            "--eagle3 PATH, or a method, as --method pld or --method vanilla."
+        )
+    method = args.method or (given or [usual])[0]
+    if idle := [name for name in given if name != Label.parse(method).method]:
+        raise ValueError(f"{option_of(OPTIONS[idle[0]])} must belong to --method {method}, got another method's. "
+                         f"Leave it out, or give --method {idle[0]}.")  # fmt: skip
+    return str(method)
+
+
 def check_methods(labels: Sequence[str], sources: Places) -> list[str]:
     """Checks labels and returns them, plain decoding first, each once.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -13,6 +14,7 @@ from jax.extend.core import Var
 import eagle_jax
 from eagle_jax.core import CycleCost
 from infer import cycle, demo
+from infer.common.programs import arguments
 from tests.programs.conftest import ByteTokenizer
 
 
@@ -71,6 +73,18 @@ def test_random_weights_of_a_published_size(pair, capsys, monkeypatch):
 def test_a_bad_option_of_infer_cycle_is_an_error(options, message, pair):
     with pytest.raises(ValueError, match=message):
         cycle.main(cycle.Args(**options))
+
+
+def test_the_head_of_the_pair_is_measured(monkeypatch):
+    """Without --method."""
+
+    def stop(labels, args):
+        raise ValueError(f"the labels are {labels}")
+
+    monkeypatch.setattr("infer.common.methods.smollm2_target", lambda: Path("target.gguf"))
+    monkeypatch.setattr(cycle, "check_methods", stop)
+    with pytest.raises(ValueError, match=r"^the labels are \['eagle3'\]$"):
+        cycle.main(arguments(cycle.Args, None, ["--pair", "smollm2"]))
 
 
 def dependence(jaxpr, inputs):

@@ -302,7 +302,10 @@ def test_short_and_long_prompts_are_tuned_apart_and_checked(quick, measured, cap
         ({"tasks": "long"}, "must have prompts of at most .* got none in long"),
         ({"tasks": "talk,sums", "prompts": "2,20"}, r"got none beyond the last\. The sample has prompts of 2 to 10"),
         ({"tasks": "talk,sums", "prompts": "2,3,6"}, "got none for 6"),
-        ({"check": Path("none.yaml")}, r"^--check none\.yaml: "),
+        (
+            {"check": Path("none.yaml")},
+            r"^--check must be a profile, got none\.yaml: no such file\. Write one by .* --out none\.yaml\.$",
+        ),
     ],
 )
 def test_what_is_refused(quick, given, message):

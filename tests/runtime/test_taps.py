@@ -105,6 +105,12 @@ def test_a_stream_keeps_no_features():
         eagle_jax.Session(tiny_target()).stream(PROMPTS[0], taps=(0,))
 
 
+@pytest.mark.parametrize(("name", "hint"), [("temprature", r"\. Did you mean 'temperature'\?"), ("fits", "")])
+def test_an_unknown_option_is_named_with_what_it_is_like(name, hint):
+    with pytest.raises(TypeError, match=rf"^generate\(\) got an unexpected keyword argument '{name}'{hint}$"):
+        eagle_jax.generate(tiny_target(), None, PROMPTS, **{name: 1})
+
+
 def test_streams_refuse_a_cost_that_they_would_ignore():
     target = tiny_target()
     with pytest.raises(TypeError, match=r"^stream\(\) got an unexpected keyword argument 'cycle_cost'$"):
