@@ -179,7 +179,8 @@ def check_names(function: str, options: Options) -> None:
       TypeError: naming the unexpected one, as a call does, and the option that it is like.
     """
     if others := sorted(options.keys() - Options.__annotations__.keys()):
-        alike = difflib.get_close_matches(others[0], Options.__annotations__, 1)
+        own = [] if function == "stream" else ["cycle_cost", "payoff", "taps"]
+        alike = difflib.get_close_matches(others[0], [*Options.__annotations__, "profile", *own], 1)
         hint = f". Did you mean {alike[0]!r}?" if alike else ""
         raise TypeError(f"{function}() got an unexpected keyword argument {others[0]!r}{hint}")
 
@@ -273,7 +274,8 @@ def _checked_cost(cost: float | CycleCost | None, method: core.Drafter) -> Cycle
     """Returns the cost as the engine takes it; None for plain decoding, which has nothing to leave out."""
     rows = method.num_nodes + 1
     if isinstance(cost, CycleCost):
-        cost.rungs(rows)  # raises if they do not reach the tree's rows
+        if not method.reads_choices:  # no cost is right for these: `core.generate` says so
+            cost.rungs(rows)  # raises if they do not reach the tree's rows
     elif cost is not None and (
         isinstance(cost, bool) or not isinstance(cost, int | float | np.number) or not 1 <= cost < np.inf
     ):

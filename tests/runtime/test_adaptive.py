@@ -357,10 +357,11 @@ def test_costs_must_reach_the_whole_tree_and_be_a_cycle_cost_in_the_engine():
         loop.generate(*request._replace(engine=request.engine._replace(cycle_cost=1.9)))
 
 
-def test_lookahead_has_no_cost():
+@pytest.mark.parametrize("cost", [2, CycleCost((1, 4), (1.0, 2.0))])
+def test_lookahead_has_no_cost(cost):
     target = tiny_target()
     with pytest.raises(ValueError, match="cycle_cost must be None for a drafter that reads the target's choices"):
-        eagle_jax.generate(target, eagle_jax.lookahead(target), PROMPTS, cycle_cost=2)
+        eagle_jax.generate(target, eagle_jax.lookahead(target), PROMPTS, cycle_cost=cost)
     engine = request_of(target, eagle_jax.lookahead(target), PROMPTS).engine._replace(
         cycle_cost=CycleCost((2,), (2.0,))
     )

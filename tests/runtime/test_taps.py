@@ -105,7 +105,14 @@ def test_a_stream_keeps_no_features():
         eagle_jax.Session(tiny_target()).stream(PROMPTS[0], taps=(0,))
 
 
-@pytest.mark.parametrize(("name", "hint"), [("temprature", r"\. Did you mean 'temperature'\?"), ("fits", "")])
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("temprature", r"\. Did you mean 'temperature'\?"),
+        ("cycle_costs", r"\. Did you mean 'cycle_cost'\?"),
+        ("fits", ""),
+    ],
+)
 def test_an_unknown_option_is_named_with_what_it_is_like(name, hint):
     with pytest.raises(TypeError, match=rf"^generate\(\) got an unexpected keyword argument '{name}'{hint}$"):
         eagle_jax.generate(tiny_target(), None, PROMPTS, **{name: 1})
