@@ -80,6 +80,10 @@ HELD = (
 """What counts of a program that chooses among passes: its traffic would be that of all of them."""
 
 
+KEPT = 2.0
+"""Share of the floor in a plain step's traffic above which it says nothing: the model stays on the chip."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Args:
     """Holds the arguments."""
@@ -156,7 +160,7 @@ def main(args: Args) -> int:
     result |= {name: measure(work, chip, name, args.context) for name, work in works.items()}
     if "step" in works and result["cycle"]["compiles"] and result["step"]["compiles"]:
         ratio = result["cycle_over_step"] = round(result["cycle"]["ms"] / result["step"]["ms"], 3)
-        print(f"A cycle costs {ratio:.2f} plain steps by these bounds, and yields tau tokens.")
+        print(ratio_words(ratio, result["step"]["floor_share"]))
         result["cycle_cost"] = cost_of_parts(works["cycle"], result, chip)
         if args.by_cost:
             cost = CycleCost(**result["cycle_cost"])
@@ -164,6 +168,17 @@ def main(args: Args) -> int:
             result["by_cost"] = measure(works["by_cost"], chip, "by_cost", args.context, HELD)
     print(json.dumps(result))
     return 0 if all(result[name]["fits"] for name in works) else 1
+
+
+def ratio_words(ratio: float, floor_share: float) -> str:
+    """Returns the sentence about a cycle's cost in plain steps; `floor_share` is that of the plain step."""
+    words = f"A cycle costs {ratio:.2f} plain steps by these bounds, and yields tau tokens."
+    if floor_share > KEPT:
+        words += (
+            " That says nothing about this model: its weights stay on the chip, so a plain step moves far less than "
+            "they are. Take all --layers, or a larger --model."
+        )
+    return words
 
 
 def cost_of_parts(work: Workload, found: dict[str, Any], chip: Chip) -> dict[str, Any]:

@@ -94,3 +94,10 @@ def test_what_the_parts_of_a_cycle_cost():
     parts = aot.cost_of_parts(work, {"step": step, "cycle": {"floor_gb": 340e-9}}, aot.Chip(0.0, 100.0, 10.0))
     # 0.2, 0.8 and 3.2 s of arithmetic, 1.8 s of memory; four levels read 160 bytes more than a step.
     assert parts == {"rows": [1, 4, 16], "passes": [1.0, 1.0, 1.778], "level": 0.2222}
+
+
+@pytest.mark.parametrize(("share", "says"), [(1.5, True), (133321.9, False)])
+def test_a_model_that_stays_on_the_chip_has_no_ratio(share, says):
+    words = aot.ratio_words(62.0, share)
+    assert words.startswith("A cycle costs 62.00 plain steps")
+    assert ("says nothing about this model" not in words) == says
