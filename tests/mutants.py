@@ -161,6 +161,8 @@ MUTANTS = (
            "tests/core/test_randomness.py -k hash"),
     Mutant("a turn costs what a call does once", "../infer/common/timing.py", " - usual[name, FEW], 0.0)", ", 0.0)",
            "tests/programs/test_measure.py -k further_turns"),
+    Mutant("a turn costs what a lucky call does", "../infer/common/timing.py", "QUARTILE = 0.25", "QUARTILE = 0.0",
+           "tests/programs/test_measure.py -k lucky"),
     Mutant("a further draw costs the first one too", "../infer/tuning/prediction.py", " - seconds.get(DRAW, 0.0), 0.0)",
            ", 0.0)", "tests/programs/test_tune.py -k adds_to_a_plain_step"),
     Mutant("a ladder has sizes that save nothing", "../infer/tuning/prediction.py",

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypedDict, Unpack, get_args
 
 import jax
@@ -16,6 +17,7 @@ import numpy as np
 
 from eagle_jax import core
 from eagle_jax.core import CycleCost, Engine, GenerateState, LogProbs, Payoff, adaptive
+from eagle_jax.core.loop import check_cost
 from eagle_jax.drafters import vanilla_drafter
 from eagle_jax.parallel import to_host
 from eagle_jax.runtime.drafters import BoundDrafter
@@ -142,7 +144,7 @@ def generate(
       CheckpointError: weights of `profile` do not load.
       MemoryError: the run does not fit in device memory.
     """
-    check_names("generate", options)
+    check_names(generate, options)
     request = request_of(target, drafter, prompts, profile, cycle_cost=cycle_cost, fits=taps is None, **options)
     if taps is not None:  # no option of `request_of`: a stream keeps none
         request = with_taps(request, taps, target.config)
@@ -168,21 +170,21 @@ def stream(
       ValueError, ConfigError, CheckpointError, MemoryError: as `generate`.
       NotFiniteError: during iteration, after the tokens that precede the fault.
     """
-    check_names("stream", options)
+    check_names(stream, options)
     return _stream(request_of(target, drafter, [prompt], profile, "prompt", **options))
 
 
-def check_names(function: str, options: Options) -> None:
+def check_names(function: Callable[..., Any], options: Options) -> None:
     """Checks that options have the names of `Options`: `request_of` has others, which a stream would ignore.
 
     Raises:
-      TypeError: naming the unexpected one, as a call does, and the option that it is like.
+      TypeError: naming the unexpected one, as a call does, and the option of `function` that it is like.
     """
     if others := sorted(options.keys() - Options.__annotations__.keys()):
-        own = [] if function == "stream" else ["cycle_cost", "payoff", "taps"]
-        alike = difflib.get_close_matches(others[0], [*Options.__annotations__, "profile", *own], 1)
+        names = [*Options.__annotations__, *inspect.signature(function).parameters]
+        alike = difflib.get_close_matches(others[0], names, 1)
         hint = f". Did you mean {alike[0]!r}?" if alike else ""
-        raise TypeError(f"{function}() got an unexpected keyword argument {others[0]!r}{hint}")
+        raise TypeError(f"{function.__name__}() got an unexpected keyword argument {others[0]!r}{hint}")
 
 
 def _stream(request: Request) -> Iterator[StreamChunk]:
@@ -260,6 +262,7 @@ def request_of(
     check_drafter(drafter, target)
     method, own = (vanilla_drafter(), {}) if drafter is None else (drafter.drafter, drafter.params)
     engine = Engine(target.fn, method, log_probs, cycle_cost=_checked_cost(cost, method))
+    check_cost(engine)
     batch, sizes = prepare(prompts, max_new_tokens, eos_ids, key, name, target.config, core.longest_update(engine))
     if not sampling.greedy and key is None:
         raise ValueError("key must be given at temperature > 0, got None. Pass key=jax.random.key(seed) or key=seed.")
@@ -274,7 +277,7 @@ def _checked_cost(cost: float | CycleCost | None, method: core.Drafter) -> Cycle
     """Returns the cost as the engine takes it; None for plain decoding, which has nothing to leave out."""
     rows = method.num_nodes + 1
     if isinstance(cost, CycleCost):
-        if not method.reads_choices:  # no cost is right for these: `core.generate` says so
+        if not method.reads_choices:  # such a drafter takes no cost at all: `check_cost` raises
             cost.rungs(rows)  # raises if they do not reach the tree's rows
     elif cost is not None and (
         isinstance(cost, bool) or not isinstance(cost, int | float | np.number) or not 1 <= cost < np.inf

@@ -97,7 +97,7 @@ def rollout(
     room_given = {} if room is None else {"room": room}
     for name, value in {"lanes": lanes, "samples_per_prompt": samples_per_prompt, **room_given}.items():
         check_integer(name, value)
-    check_names("rollout", options)
+    check_names(rollout, options)
     key = options.get("key")
     placeholder: Options = {**options, "key": None if key is None else 0}
     replies_given = len(prompts) * samples_per_prompt if hasattr(prompts, "__len__") else lanes  # checked below

@@ -82,7 +82,7 @@ class Session:
         """
         if not isinstance(plain, bool):
             raise ValueError(f"plain must be True or False, got {plain!r}. Choose one.")
-        check_names("stream", options)
+        check_names(self.stream, options)
         request = request_of(self.target, None if plain else self.drafter, [prompt], None, "prompt", **options)
         budget = int(request.batch.budget[0])
         if len(prompt) + budget > self.context:

@@ -176,7 +176,7 @@ def ratio_words(ratio: float, floor_share: float) -> str:
     if floor_share > KEPT:
         words += (
             " That says nothing about this model: its weights stay on the chip, so a plain step moves far less than "
-            "they are. Take all --layers, or a larger --model."
+            "their size. Take all --layers, or a larger --model."
         )
     return words
 
