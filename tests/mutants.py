@@ -23,6 +23,7 @@ ENGINE = "tests/core/test_engine.py"
 TEXTS = f"{ENGINE} -k of_a_slow_loop"
 STATIC, DRAWN = f"{TEXTS}[static-greedy]", f"{TEXTS}[k3n12-cut]"
 ADAPTIVE = "tests/runtime/test_adaptive.py"
+CHANCES = "tests/runtime/test_chances.py"
 LAW = "tests/core/test_law.py"
 ROLLOUT = "tests/core/test_rollout.py -k of_generate"
 HISTORY = "tests/drafters/test_history.py"
@@ -81,8 +82,18 @@ MUTANTS = (
     Mutant("finished rows choose the size", "core/adaptive.py", "jnp.where(running, rows, 0)", "rows",
            f"{ADAPTIVE} -k most_tokens"),
     Mutant("drafting is free", "core/adaptive.py", "costs = drafting + ", "costs = ", f"{ADAPTIVE} -k most_tokens"),
-    Mutant("a head is trusted for ever", "core/adaptive.py", "drafted = trust(payoff) * hoped", "drafted = hoped",
+    Mutant("a head is trusted for ever", "core/adaptive.py", "payoff.shift + jnp.clip(", "payoff.shift + 0 * jnp.clip(",
            f"{ADAPTIVE} -k most_tokens"),
+    Mutant("scores are chances at temperature 0", "core/adaptive.py", "if sampling.greedy else payoff",
+           "if False else payoff", f"{CHANCES} -k temperature_0"),
+    Mutant("a row that lags counts as the others", "core/adaptive.py", "left / most)", "0 * left / most)",
+           f"{CHANCES} -k count_more"),
+    Mutant("all nodes are evidence alike", "core/adaptive.py", "values * (1 - values)", "values",
+           f"{CHANCES} -k accepted"),
+    Mutant("a score of 1 is certain", "core/adaptive.py", "jnp.minimum(jnp.exp(scores), SURE)", "jnp.exp(scores)",
+           f"{CHANCES} -k odds"),
+    Mutant("later levels are as likely as the frontier", "core/adaptive.py", "later = (fall[:, :, None] * front",
+           "later = (fall[:, :, None] ** 0 * front", "tests/runtime/test_levels.py -k its_definition"),
     Mutant("plain steps never follow", "core/adaptive.py", "nothing | (balance < -slack - spare)", "False & nothing",
            f"{ADAPTIVE} -k few_cycles"),
     Mutant("a level's cost is ignored", "core/adaptive.py", "cost.level * levels[:, None]", "0 * levels[:, None]",
@@ -104,13 +115,13 @@ MUTANTS = (
     Mutant("a draw is free", "core/adaptive.py", "token * kept", "0 * kept", f"{ADAPTIVE} -k costs_its_draw"),
     Mutant("a chain beside a tree is a level", "core/loop.py", "tree.parents[:, : drafter.level_nodes + 1]",
            "tree.parents", "tests/drafters/test_combined.py -k no_level"),
-    Mutant("a level is worth what its scores promise", "core/adaptive.py", "trust(payoff) * _mean(sums", "_mean(sums",
-           f"{ADAPTIVE} -k fewer_levels"),
+    Mutant("a level is worth what its scores promise", "core/adaptive.py", "largest(chances(payoff, scores), count)",
+           "largest(jnp.exp(scores), count)", "tests/runtime/test_levels.py -k not_believed"),
     Mutant("a balance has no bound", "core/adaptive.py", "payoff.balance + gain - cost, SLACK",
            "payoff.balance + gain - cost, 1e9", f"{ADAPTIVE} -k pauses"),
     Mutant("plain steps pay nothing back", "core/adaptive.py", "LOSS * steps", "0 * steps",
            f"{ADAPTIVE} -k after_a_burst"),
-    Mutant("a row that falls behind is a failure", "core/adaptive.py", "SLACK + choice.behind / 4", "SLACK",
+    Mutant("a row that falls behind is a failure", "core/adaptive.py", "SLACK + lag", "SLACK",
            f"{ADAPTIVE} -k fall_behind"),
     Mutant("drafts go on where none is worth its cost", "core/adaptive.py", "fails = nothing | (", "fails = (",
            f"{ADAPTIVE} -k worth_its_cost"),
@@ -120,8 +131,6 @@ MUTANTS = (
            f"{ADAPTIVE} -k last_row"),
     Mutant("refilled lanes gain their slowest", "core/adaptive.py", "gain = mean if refilled", "gain = mean if False",
            f"{ADAPTIVE} -k last_row"),
-    Mutant("a loss is not repaid", "core/adaptive.py", "jnp.maximum(payoff.pause, repaid)", "payoff.pause",
-           f"{ADAPTIVE} -k pauses"),
     Mutant("a burst costs no wait", "core/adaptive.py", "jnp.maximum(payoff.wait - steps, 0)", "payoff.wait - 1",
            f"{ADAPTIVE} -k after_a_burst"),
     Mutant("a burst outlives free lanes", "core/lanes.py", "jnp.where(more, -(-len(state.job) // 8), 0)",

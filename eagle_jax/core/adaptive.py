@@ -1,17 +1,18 @@
 """Chooses how many drafted nodes are verified, and when plain steps pay better; the text does not depend on it.
 
 The scores of the nodes say how many tokens a tree of the best n would yield, and a measured or modelled cost what they
-would cost: the best ratio is chosen, for the whole batch. Scores of a head that is too sure of itself are corrected by
-what its nodes yielded before. If no size is worth its cost, that with the least loss is taken. If it verifies nothing
-and earlier cycles did not pay either, plain steps follow.
+would cost: the best ratio is chosen, for the whole batch. Scores are no chances of acceptance: at temperature 0 most
+heads are far too unsure of the likeliest token. One number, learned from the verified nodes, multiplies the odds of all
+(logistic regression with a fixed slope). If no size is worth its cost, that with the least loss is taken. If it
+verifies nothing and earlier cycles did not pay either, plain steps follow.
 
 A balance counts the tokens that cycles gain, less what they cost in plain steps. If it falls too low, a burst of plain
-steps follows, and four times as many after each failure in a row. Drafts go on when the loss is at most 2% of the plain
-steps. Half of what earlier drafts have saved may be lost, too. A batch ends with its last row, so what counts is how
-far the row with the most tokens left came; in lanes that refill themselves it is the mean over the rows. Rows drift
-apart like random walks: the slowest falls behind the mean fast at first, and that alone is no failure. The drafter
-reads the tokens of a burst at its end, all at once, and only if drafts go on before the texts end: a plain step costs
-what it costs without a drafter.
+steps follows, and four times as many after each failure in a row; they pay 2% of a step each. Half of what earlier
+drafts have saved may be lost, too. A batch ends with its last row, so what counts is how far the row with the most
+tokens left came, and rows with many left weigh more in the choice; in lanes that refill themselves it is the mean over
+the rows. Rows drift apart like random walks: the slowest falls behind the mean fast at first, and that alone is no
+failure. The drafter reads the tokens of a burst at its end, all at once, and only if drafts go on before the texts end:
+a plain step costs what it costs without a drafter.
 """
 
 from __future__ import annotations
@@ -46,10 +47,16 @@ LOSS = 0.02
 """Share of plain decoding's steps that drafts which do not pay may cost."""
 DOUBTFUL, PROMISING = 0.95, 1.25
 """Tokens per plain step of a cycle, expected and seen, up to which drafts may cost `LOSS`, and from which `SLACK`."""
-MEMORY = 16
+MEMORY = 32
 """Cycles, about so many of which are remembered, and plain steps that a tuning's expectation counts for."""
 PRIOR = 8.0
-"""Drafted tokens, and plain steps, for which scores are trusted before any was verified."""
+"""Plain steps for which what is expected counts, beside what was seen."""
+GREEDY_SHIFT = 0.4
+"""`Payoff.shift` is counted from here at temperature 0, where a likely token is likelier to be the likeliest."""
+CAUTION = 20.0
+"""Evidence without which odds stay those of the scores."""
+SURE = 0.95
+"""Most that a score counts: of a method without probabilities all are 1."""
 TRIAL = 3.0
 """Plain steps that all calls together may have lost where another text is still a new chance."""
 CREDIT = 20.0
@@ -67,8 +74,8 @@ class Choice(NamedTuple):
     """Holds the choice for a cycle.
 
     Attributes:
-      rung: its index. cost: of the cycle, in plain steps, before a token is accepted. hoped: drafted tokens that its
-        scores promise a row.
+      rung: its index. cost: of the cycle, in plain steps, before a token is accepted.
+      hoped: drafted tokens that a row is expected to accept. spread: the sum of the variances of its nodes.
       worth: expected tokens of the slowest row per plain step.
       behind: tokens that the slowest row will be behind the mean at the end. share: of them, those of a cycle.
     """
@@ -79,6 +86,7 @@ class Choice(NamedTuple):
     worth: Float[Array, ""]
     behind: Float[Array, ""] | float = 0.0
     share: Float[Array, ""] | float = 0.0
+    spread: Float[Array, ""] | float = 0.0
 
 
 def start(expected: float | None = None) -> Payoff:
@@ -89,9 +97,9 @@ def start(expected: float | None = None) -> Payoff:
         this run would; None knows nothing.
     """
     # An array of its own for every field: a caller may donate them.
-    balance, hoped, kept, saved = (jnp.float32(0) for _ in range(4))
+    balance, shift, evidence, saved = (jnp.float32(0) for _ in range(4))
     gained, spent = jnp.float32(MEMORY * (expected or 0)), jnp.float32(MEMORY if expected else 0)
-    return Payoff(balance, gained, spent, hoped, kept, saved, jnp.int32(0), jnp.int32(BURST))
+    return Payoff(balance, gained, spent, shift, evidence, saved, jnp.int32(0), jnp.int32(BURST))
 
 
 def resume(payoff: Payoff) -> Payoff:
@@ -120,9 +128,11 @@ def choose(
       refilled, token: as in `judge`.
     """
     costs = drafting + jnp.array([cost for _, cost in rungs], jnp.float32)
-    promised = jnp.cumsum(jnp.exp(tree.scores), axis=1)[:, np.array([rows - 1 for rows, _ in rungs])] - 1
-    hoped = _mean(promised, state)
-    drafted = trust(payoff) * hoped
+    values = chances(payoff, tree.scores).at[:, 0].set(0)  # the root is no drafted node
+    up_to = lambda nodes: jnp.cumsum(nodes, axis=1)[:, np.array([rows - 1 for rows, _ in rungs])]  # noqa: E731
+    promised = up_to(values)
+    hoped, spread = _mean(promised, state), _mean(up_to(values * (1 - values)), state)
+    drafted = _weights(state, refilled) @ promised
     left = jnp.max(jnp.where(state.done, 0, state.budget - state.num_tokens))
     cycles = jnp.maximum(left / (1 + drafted), 1)
     rows = 1 if refilled else jnp.sum(~state.done)
@@ -131,38 +141,49 @@ def choose(
     whole = costs + token * drafted
     worth = gain / whole
     rung = jnp.argmax(jnp.where(jnp.max(worth) < 1, gain - whole, worth)).astype(jnp.int32)
-    return Choice(rung, costs[rung], hoped[rung], worth[rung], behind[rung], (behind / cycles)[rung])
+    share = behind / cycles
+    return Choice(rung, costs[rung], hoped[rung], worth[rung], behind[rung], share[rung], spread[rung])
 
 
 def deepens(
     payoff: Payoff, state: GenerateState, cost: CycleCost, rungs: tuple[tuple[int, float], ...], depth: int,
-    scores: Float[Array, "B E"], frontier: Float[Array, "B W"], drafted: Int[Array, ""] | int,
+    scores: Float[Array, "B E"], frontier: Float[Array, "B W"], drafted: Int[Array, ""] | int, refilled: bool = False,
 ) -> Bool[Array, ""]:  # fmt: skip
-    """Returns whether further levels may yield more tokens per cost of the cycle than those that are drafted.
+    """Returns whether further levels promise more tokens per cost of the cycle than those that are drafted.
 
-    The children of a node are together at most as likely as it, and so are those of every later level: if copies of the
-    frontier in their place do not raise the ratio of the best size, nothing will.
+    Each further level is expected to be a copy of the frontier whose chances fall by the factor by which those of the
+    likeliest path fell per level so far: chances of one path fall about geometrically.
 
     Args:
-      rungs: as in `choose`. depth: most levels.
+      rungs, refilled: as in `choose`. depth: most levels.
       scores: of all candidates. frontier: of those that the next level would extend. drafted: levels, from 1.
     """
     sizes, passes = np.array([rows - 1 for rows, _ in rungs]), jnp.array([cost for _, cost in rungs], jnp.float32)
     more = jnp.arange(depth)
     count = min(int(sizes.max()), scores.shape[1])
-    best, _ = largest(jnp.exp(scores), count)
-    copies = jnp.where((more[None, 1:] <= more[:, None])[None, :, :, None], jnp.exp(frontier)[:, None, None], 0)
+    best, _ = largest(chances(payoff, scores), count)
+    front = chances(payoff, frontier)
+    fall = jnp.max(front, axis=1, keepdims=True) ** (more[None, 1:] / drafted)
+    later = (fall[:, :, None] * front[:, None])[:, None]
+    copies = jnp.where((more[None, 1:] <= more[:, None])[None, :, :, None], later, 0)
     parts = jnp.broadcast_to(best[:, None], (len(best), depth, count)), copies.reshape(len(best), depth, -1)
     top, _ = largest(jnp.concatenate(parts, axis=-1), count)
     sums = jnp.pad(jnp.cumsum(top, axis=-1), ((0, 0), (0, 0), (1, 0)))[:, :, np.minimum(sizes, count)]
-    tokens, levels = trust(payoff) * _mean(sums, state), drafted + more
+    tokens, levels = jnp.tensordot(_weights(state, refilled), sums, 1), drafted + more
     worth = jnp.max((1 + tokens) / (passes[None] + cost.level * levels[:, None] + cost.token * tokens), axis=1)
     return jnp.max(jnp.where((more > 0) & (levels <= depth), worth, 0)) > worth[0]
 
 
-def trust(payoff: Payoff) -> Float[Array, ""]:
-    """Returns the factor by which scores promise too much or too little, from what earlier nodes yielded."""
-    return (payoff.kept + PRIOR) / (payoff.hoped + PRIOR)
+def trusted(payoff: Payoff, sampling: Sampling) -> Payoff:
+    """Returns the payoff for `choose` and `deepens`, whose shift counts from 0."""
+    return payoff._replace(shift=payoff.shift + GREEDY_SHIFT) if sampling.greedy else payoff
+
+
+def chances(payoff: Payoff, scores: Float[Array, "B *n"]) -> Float[Array, "B *n"]:
+    """Returns the chances of nodes to be accepted: those of their scores, with the odds that earlier nodes had."""
+    likely = jnp.minimum(jnp.exp(scores), SURE)
+    odds = jnp.exp(payoff.shift) * likely
+    return odds / (1 - likely + odds)
 
 
 def judge(
@@ -175,7 +196,7 @@ def judge(
       token: cost of an accepted token per row.
     """
     left = jnp.where(state.done, 0, state.budget - state.num_tokens)
-    mean = _mean(info.emitted, state)
+    mean = _weights(state, refilled) @ info.emitted.astype(jnp.float32)
     gain = mean if refilled else jnp.max(left) - jnp.max(left - info.emitted)
     kept = _mean(info.acceptance.count, state)
     cost = choice.cost + token * kept
@@ -184,21 +205,22 @@ def judge(
     balance = jnp.minimum(payoff.balance + gain - cost, SLACK)
     promise = ((PRIOR * choice.worth + gained) / (PRIOR + spent) - DOUBTFUL) / (PROMISING - DOUBTFUL)
     least = jnp.minimum(LOSS * _mean(state.budget, state), SLACK)
-    # After k of n cycles the slowest row has lost sqrt(k / n) of `behind`, at most a quarter more than its share k / n.
-    slack = least + jnp.clip(promise, 0, 1) * (SLACK + choice.behind / 4 - least)
+    # The slowest row may be as far behind the mean as it is expected to be in the end.
+    lag = jnp.minimum(jnp.max(left - info.emitted) - _mean(left - info.emitted, state), choice.behind)
+    slack = least + jnp.clip(promise, 0, 1) * (SLACK + lag - least)
     # No drafted node was worth its cost, nor have others been of late.
     nothing = (choice.hoped == 0) & (choice.cost > 1) & (promise < 0)
-    # Of what drafts have saved, half may be lost again, and is not repaid: a bad stretch proves little.
+    # Of what drafts have saved, half may be lost again: a bad stretch proves little.
     spare = jnp.maximum(payoff.saved, 0) / 2
     fails = nothing | (balance < -slack - spare)
     balance = jnp.where(fails, jnp.minimum(balance + spare, jnp.maximum(balance, 0)), balance)
-    repaid = jnp.clip(jnp.ceil(-balance / LOSS), 0, LONGEST).astype(jnp.int32)
+    evidence = fade * payoff.evidence + choice.spread
+    shift = payoff.shift + jnp.clip((kept - choice.hoped) / (evidence + CAUTION), -1, 1)
     longer = jnp.minimum(payoff.pause * GROWTH, LONGEST)
     pause = jnp.where(fails, longer, jnp.where(balance == SLACK, BURST, payoff.pause))
     return Payoff(
-        balance, gained, spent, fade * payoff.hoped + choice.hoped,
-        fade * payoff.kept + kept, jnp.clip(payoff.saved + gain - cost, -CREDIT, CREDIT),
-        jnp.where(fails, jnp.maximum(payoff.pause, repaid), 0), pause,
+        balance, gained, spent, shift, evidence, jnp.clip(payoff.saved + gain - cost, -CREDIT, CREDIT),
+        jnp.where(fails, payoff.pause, 0), pause,
     )  # fmt: skip
 
 
@@ -216,6 +238,16 @@ def drafts_later(payoff: Payoff, left: Int[Array, " B"]) -> Bool[Array, ""]:
 def _largest_of(count: Int[Array, ""] | int) -> Float[Array, ""]:
     """Returns about the expected largest of so many standard normal numbers (Blom, 1958); 0 of one."""
     return jax.scipy.special.ndtri((count - 0.375) / (count + 0.25))
+
+
+def _weights(state: GenerateState, refilled: bool) -> Float[Array, " B"]:
+    """Returns how much the tokens of each running row count: the more, the more are left to it; in lanes all alike.
+
+    Rows that lag by more than a random walk spreads them decide when the batch ends.
+    """
+    left = (state.budget - state.num_tokens) * (0 if refilled else 1)
+    most = jnp.sqrt(jnp.maximum(jnp.max(jnp.where(state.done, 0, left)), 1).astype(jnp.float32))
+    return jax.nn.softmax(jnp.where(state.done, -1e9, left / most))
 
 
 def _mean(rows: Shaped[Array, "B *n"], state: GenerateState) -> Float[Array, "*n"]:

@@ -91,8 +91,8 @@ class Payoff(NamedTuple):
       balance: tokens gained less their cost in plain steps, at most `adaptive.SLACK`; plain steps pay a loss back.
       gained, spent: tokens that cycles emitted per row, less what the slowest row falls behind, and their cost; recent
         ones weigh more.
-      hoped, kept: drafted tokens per running row, by the scores of the verified nodes and in truth; recent ones weigh
-        more.
+      shift: what the logarithm of a node's odds of acceptance exceeds that of its score, above `adaptive.GREEDY_SHIFT`.
+      evidence: for it, the variance of the drafted tokens that a row was expected to accept; recent cycles weigh more.
       saved: plain steps that all cycles have saved, those of earlier calls too; at most `adaptive.CREDIT` either way.
       wait: plain steps before the next drafted cycle. pause: those after the next failure, at least.
     """
@@ -100,8 +100,8 @@ class Payoff(NamedTuple):
     balance: Float[Array, ""]
     gained: Float[Array, ""]
     spent: Float[Array, ""]
-    hoped: Float[Array, ""]
-    kept: Float[Array, ""]
+    shift: Float[Array, ""]
+    evidence: Float[Array, ""]
     saved: Float[Array, ""]
     wait: Int[Array, ""]
     pause: Int[Array, ""]

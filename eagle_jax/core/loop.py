@@ -172,14 +172,16 @@ def drafted_cycle(
     drafter = engine.drafter
     # Another rule than `deterministic` would be biased by a choice among sampled drafts.
     rungs = cost.rungs(drafter.num_nodes + 1, all_sizes=rule_of(engine) is deterministic)
+    believed = adaptive.trusted(payoff, sampling)
     if drafter.with_limit is not None:
-        pays = functools.partial(adaptive.deepens, payoff, state, cost, rungs, drafter.depth) if cost.level else None
+        weigh = functools.partial(adaptive.deepens, believed, state, cost, rungs, drafter.depth, refilled=refilled)
+        pays = weigh if cost.level else None
         drafter = drafter.with_limit(pays, ~state.done)
     randomness = RowRandomness(state.keys, state.num_tokens)
     tree, drafter_state = draft_checked(drafter, params, state, randomness, sampling)
     levels = drafted_levels(drafter, tree) if cost.level else 0
     tree = by_score(tree, drafter.depth) if len(rungs) > 1 else tree
-    choice = adaptive.choose(payoff, state, tree, cost.level * levels, rungs, refilled, cost.token)
+    choice = adaptive.choose(believed, state, tree, cost.level * levels, rungs, refilled, cost.token)
 
     def verify_best(rows: int) -> Checked:
         return _verify(params, state, jax.tree.map(lambda column: column[:, :rows], tree), sampling, engine)

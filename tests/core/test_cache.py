@@ -1,6 +1,7 @@
 """Checks that commits are plain concatenation, and that no compiled loop copies a cache."""
 
 import functools
+import os
 import re
 
 import jax
@@ -104,6 +105,8 @@ def test_no_loop_copies_kept_features():
 
 
 def check_copies(method, windows, cycle_cost, taps=None):
+    if "EAGLE_JAX_TESTS_KERNELS" in os.environ:
+        pytest.skip("the interpreter of kernels copies what they read; tests/programs/test_aot.py compiles them")
     target = tiny_target(windows=windows)
     drafter = None if method == "plain" else DRAFTERS[method](target)
     request = request_of(target, drafter, random_prompts([300, 290], 12), max_new_tokens=8, cycle_cost=cycle_cost)

@@ -124,11 +124,14 @@ def test_after_a_burst_the_drafter_drafts_as_after_a_prompt(name, monkeypatch):
 @pytest.mark.parametrize(
     ("cycles", "pauses"),  # of lanes: a batch of two has more slack
     [
-        # Three cycles lose 3 plain steps, 2% of 150. The third pause is four times the second.
-        # Three good cycles fill the balance; seven bad ones take it from 2.5 to -4.5, of which half a step is forgiven:
+        # Three cycles lose 3 plain steps, of which 32 pay back 0.64: the next loss is a failure again. 128 pay 2.56.
+        # Good cycles fill the balance; seven bad ones take it from 2.5 to -4.5, of which half a step is forgiven:
         # before the last of them, one was saved. Pauses begin anew.
-        ([1] * 9 + [3] * 16 + [1] * 12, [(3, 150), (6, 150), (9, 512), (32, 200), (35, 150)]),
-        ([3] * 8 + [1] * 20, [(15, 175), (18, 150), (21, 512), (24, 2048), (27, 2048)]),
+        (
+            [1] * 9 + [3] * 16 + [1] * 12,
+            [(3, 32), (4, 128), (6, 512), (9, 2048), (32, 32), (33, 128), (34, 512), (37, 2048)],
+        ),
+        ([3] * 8 + [1] * 20, [(15, 32), (16, 128), (18, 512), (21, 2048), (24, 2048), (27, 2048)]),
     ],
 )
 def test_failures_are_followed_by_longer_pauses(cycles, pauses, worth):
@@ -221,7 +224,7 @@ def test_the_size_with_the_most_tokens_per_cost_is_chosen():
     # A head that promised 0.75 drafted tokens a cycle, and kept none, is trusted less and less.
     rungs = ((1, 1.0), (3, 1.4))
     chosen = []
-    for _ in range(16):
+    for _ in range(64):
         choice = adaptive.choose(payoff, state, tree, 0.0, rungs)
         chosen.append(int(choice.rung))
         payoff = adaptive.judge(payoff, state, cycle_result([1, 0]), choice)
@@ -285,14 +288,14 @@ def test_drafting_stops_where_a_level_is_not_worth_its_cost():
 
 def test_a_head_that_promised_too_much_drafts_fewer_levels():
     request = request_of(tiny_target(), tiny_head("eagle3", TREES["k3n12"]), PROMPTS, max_new_tokens=32)
-    state, hoped = prefill(*request), []
-    for kept in (16.0, 0.0):
-        payoff = adaptive.start()._replace(hoped=jnp.float32(16), kept=jnp.float32(kept))
+    state, spent = prefill(*request), []
+    for shift in (0.0, -3.0):
+        payoff = adaptive.start()._replace(shift=jnp.float32(shift))
         after, _ = loop.drafted_cycle(
-            request.params, payoff, state, request.sampling, request.engine, CycleCost((13,), (1.0,), 0.3)
+            request.params, payoff, state, request.sampling, request.engine, CycleCost((13,), (1.0,), 0.05)
         )
-        hoped.append(float(after.hoped) - 15)  # of this cycle: the earlier ones have faded by a sixteenth
-    assert 0 < hoped[1] < hoped[0]
+        spent.append(float(after.spent))  # 1 for the pass and 0.05 for every level
+    assert 1 < spent[1] < spent[0]
 
 
 def test_a_burst_fits_in_the_caches():
@@ -316,8 +319,8 @@ def test_a_cost_of_one_always_drafts():
 def test_few_cycles_are_spent_on_drafts_that_do_not_pay():
     target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
     options = {"max_new_tokens": 300, "eos_ids": ()}
-    plain = eagle_jax.generate(target, None, PROMPTS[:1], **options)
-    out = eagle_jax.generate(target, head, PROMPTS[:1], cycle_cost=2.6, **options)
+    plain = eagle_jax.generate(target, None, PROMPTS[3:], **options)
+    out = eagle_jax.generate(target, head, PROMPTS[3:], cycle_cost=2.6, **options)
     assert out.tokens == plain.tokens
     saved = int(plain.cycles[0] - out.cycles[0])
     assert 0 < saved <= 6 * head.tree.depth  # three failures at most fit in 300 tokens, each of two cycles or so

@@ -38,8 +38,11 @@ def by_definition(cost, candidates, frontier, drafted):
         found = []
         for rows, passes in cost.rungs(cost.rows[-1]):
             tokens = 0.0
-            for known, front in zip(candidates, frontier, strict=True):
-                new = front * more  # no level can be likelier than the frontier
+            for known, front in zip(
+                *(np.minimum(rows, adaptive.SURE).tolist() for rows in (candidates, frontier)), strict=True
+            ):
+                fall = max(front) ** (1 / drafted)  # the likeliest path's, per level
+                new = [value * fall**level for value in front for level in range(1, more + 1)]
                 tokens += sum(sorted([*known, *new])[::-1][: rows - 1]) / len(frontier)
             found.append((1 + tokens) / (passes + cost.level * (drafted + more) + cost.token * tokens))
         worth.append(max(found))
@@ -97,7 +100,6 @@ def test_a_row_that_is_over_does_not_decide(first):
 
 def test_a_head_that_promises_too_much_is_not_believed():
     cost = CycleCost((1, 5, 7), (1.0, 1.6, 2.5), 0.2)
-    liar = adaptive.start()._replace(hoped=jnp.float32(40), kept=jnp.float32(0))
+    liar = adaptive.start()._replace(shift=jnp.float32(-3))
     assert goes_on(cost, SURE, [[0.729, 0.05]], 3)
     assert not goes_on(cost, SURE, [[0.729, 0.05]], 3, payoff=liar)
-    assert np.isclose(float(adaptive.trust(liar)), 1 / 6)

@@ -1,0 +1,77 @@
+"""Checks what drafted nodes are expected to yield: chances of scores, how they are learned, and which rows count."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eagle_jax.core import DraftTree, adaptive, make_sampling, prefill
+from eagle_jax.runtime.generation import request_of
+from tests.models import cycle_result, random_prompts, tiny_target
+
+PROMPTS = random_prompts([5, 31, 1, 17], 12)
+
+
+def start(rows, **options):
+    return prefill(*request_of(tiny_target(), None, PROMPTS[:rows], **options))
+
+
+def chain(*probabilities):
+    tokens = jnp.zeros((1, len(probabilities) + 1), jnp.int32)
+    return DraftTree(tokens, jnp.array([[-1, 0, 1]]), jnp.log(jnp.array([[1.0, *probabilities]])))
+
+
+def test_odds_are_those_of_the_scores_times_a_factor():
+    scores = jnp.log(jnp.array([[0.5, 0.2, 0.0, 1.0]]))
+    for factor in (1.0, 2.0, 0.25):
+        payoff = adaptive.start()._replace(shift=jnp.log(jnp.float32(factor)))
+        odds = factor * np.array([1, 0.25, 0, 19])  # a probability of 1 counts 0.95
+        np.testing.assert_allclose(adaptive.chances(payoff, scores)[0], odds / (1 + odds), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("temperature", "shift"), [(0.0, adaptive.GREEDY_SHIFT), (1.0, 0.0)])
+def test_a_likely_token_is_likelier_at_temperature_0(temperature, shift):
+    believed = adaptive.trusted(adaptive.start()._replace(shift=jnp.float32(-1)), make_sampling(temperature))
+    assert float(believed.shift) == pytest.approx(shift - 1)
+
+
+@pytest.mark.parametrize(("emitted", "shift"), [(1, -0.75), (3, 1.25)])
+def test_the_factor_follows_what_is_accepted(emitted, shift):
+    """By hand: of a chain of 0.5 and 0.25 there are 0.75 tokens expected, with a variance of 0.25 + 0.1875."""
+    state = start(1)
+    choice = adaptive.choose(adaptive.start(), state, chain(0.5, 0.25), 0.0, ((3, 1.4),))
+    assert float(choice.hoped) == pytest.approx(0.75) and float(choice.spread) == pytest.approx(0.4375)
+    begun = adaptive.start()._replace(shift=jnp.float32(0.1), evidence=jnp.float32(3.2))
+    after = adaptive.judge(begun, state, cycle_result([emitted]), choice)
+    evidence = 3.2 * (1 - 1 / adaptive.MEMORY) + 0.4375
+    assert float(after.evidence) == pytest.approx(evidence)
+    assert float(after.shift) == pytest.approx(0.1 + shift / (evidence + adaptive.CAUTION))
+
+
+def test_chances_are_learned():
+    """Half of the nodes with a score of 0.2 are accepted: a chance of 0.5 is found."""
+    state, payoff = start(1), adaptive.start()
+    tree = DraftTree(jnp.zeros((1, 2), jnp.int32), jnp.array([[-1, 0]]), jnp.log(jnp.array([[1.0, 0.2]])))
+    for turn in range(400):
+        choice = adaptive.choose(payoff, state, tree, 0.0, ((2, 1.0),))
+        payoff = adaptive.judge(payoff, state, cycle_result([1 + turn % 2]), choice)
+    assert float(adaptive.chances(payoff, tree.scores)[0, 1]) == pytest.approx(0.5, abs=0.02)
+
+
+def test_rows_with_more_tokens_left_count_more():
+    """By hand: 100 and 90 tokens are left, on a scale of sqrt(100): weights of e^10 and e^9."""
+    state = start(2, max_new_tokens=[101, 91])
+    tree = DraftTree(
+        jnp.zeros((2, 2), jnp.int32), jnp.array([[-1, 0]] * 2), jnp.log(jnp.array([[1.0, 0.5], [1.0, 0.0]]))
+    )
+    for refilled, share in ((False, 1 / (1 + np.exp(-1))), (True, 0.5)):
+        choice = adaptive.choose(adaptive.start(), state, tree, 0.0, ((2, 1.0),), refilled)
+        gained = float(choice.worth) + float(choice.share)
+        assert gained == pytest.approx(1 + share * 0.5, rel=1e-4)
+        assert float(choice.hoped) == pytest.approx(0.25)
+        payoff = adaptive.judge(adaptive.start(), state, cycle_result([3, 1]), choice, refilled)
+        assert float(payoff.gained) + float(choice.share) == pytest.approx(1 + 2 * share, rel=1e-4)
+    over = state._replace(done=jnp.array([True, False]))
+    choice = adaptive.choose(adaptive.start(), over, tree, 0.0, ((2, 1.0),))
+    assert float(choice.worth) == pytest.approx(1)
