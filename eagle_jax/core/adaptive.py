@@ -215,6 +215,7 @@ def judge(
     fails = nothing | (balance < -slack - spare)
     balance = jnp.where(fails, jnp.minimum(balance + spare, jnp.maximum(balance, 0)), balance)
     evidence = fade * payoff.evidence + choice.spread
+    # A step of Newton's method; at most 1, so that one cycle of a large batch does not decide.
     shift = payoff.shift + jnp.clip((kept - choice.hoped) / (evidence + CAUTION), -1, 1)
     longer = jnp.minimum(payoff.pause * GROWTH, LONGEST)
     pause = jnp.where(fails, longer, jnp.where(balance == SLACK, BURST, payoff.pause))
