@@ -55,6 +55,8 @@ GREEDY_SHIFT = 0.4
 """`Payoff.shift` is counted from here at temperature 0, where a likely token is likelier to be the likeliest."""
 CAUTION = 20.0
 """Evidence without which odds stay those of the scores."""
+ENOUGH = 6.0
+"""Plain steps' worth of cycles, times rows, without which a draft of which no node paid is no failure yet."""
 SURE = 0.95
 """Most that a score counts: of a method without probabilities all are 1."""
 TRIAL = 3.0
@@ -208,8 +210,9 @@ def judge(
     # The slowest row may be as far behind the mean as it is expected to be in the end.
     lag = jnp.minimum(jnp.max(left - info.emitted) - _mean(left - info.emitted, state), choice.behind)
     slack = least + jnp.clip(promise, 0, 1) * (SLACK + lag - least)
-    # No drafted node was worth its cost, nor have others been of late.
-    nothing = (choice.hoped == 0) & (choice.cost > 1) & (promise < 0)
+    # No drafted node was worth its cost, nor have others been of late. One token of one row proves little.
+    seen = spent * jnp.sum(~state.done)
+    nothing = (choice.hoped == 0) & (choice.cost > 1) & (promise < 0) & (seen > ENOUGH)
     # Of what drafts have saved, half may be lost again: a bad stretch proves little.
     spare = jnp.maximum(payoff.saved, 0) / 2
     fails = nothing | (balance < -slack - spare)

@@ -121,6 +121,8 @@ def measure_costs(
 ) -> Costs:
     """Measures passes of some widths, and drafting of the extreme trees of every method (`time_turns`).
 
+    Widths are powers of two, and that of the widest tree and of a method's only one.
+
     Args:
       drafters: of every method, by tree.
       prompts: of one batch.
@@ -129,7 +131,9 @@ def measure_costs(
       DeviceError: other programs disturb the times.
     """
     widest = max((tree.num_nodes + 1 for trees in drafters.values() for tree in trees), default=1)
-    rows = sorted({*(width for width in WIDTHS if width < widest), widest})
+    alone = [tree for trees in drafters.values() if len(trees) == 1 for tree in trees]
+    # Costs rise in steps: between 4 and 8 rows, 6 may cost as much as 8.
+    rows = sorted({*(width for width in WIDTHS if width < widest), *(tree.num_nodes + 1 for tree in alone), widest})
     depth = max((tree.depth for trees in drafters.values() for tree in trees), default=1)
     forget_programs()
     calls: dict[Any, Callable[[int], Any]] = passes_of(target, rows, depth, prompts, setting)

@@ -23,6 +23,7 @@ from infer.tuning.trials import Prompt, Score, Setting, arguments, time_against_
 from tests.models import TREES, random_prompts, tiny_head, tiny_target
 
 Reply = namedtuple("Reply", "tokens")
+CHAIN = TreeConfig.chain(5)
 WIDE = TreeConfig(depth=2, top_k=3, num_nodes=12)  # every candidate is a node
 KEYS = jax.random.split(jax.random.key(3), 4)
 PROMPTS = [Prompt(tokens, key) for tokens, key in zip(random_prompts([5, 9, 3, 7], 12), KEYS, strict=True)]
@@ -320,6 +321,11 @@ def test_drafting_costs_what_it_adds_to_a_plain_step(monkeypatch):
     seconds |= {prediction.DRAW: 0.5, prediction.WALK: 1.1}  # of three further tokens
     monkeypatch.setattr(prediction, "time_turns", lambda calls, *_, **__: {name: seconds[name] for name in calls})
     costs = prediction.measure_costs(target, {"eagle3": {head.tree: head}}, PROMPTS[:2], Setting(2, 1.0, 8), 1)
+    seconds |= {6: 4.8, ("sps", CHAIN): 2.2}
+    both = prediction.measure_costs(
+        target, {"eagle3": {head.tree: head}, "sps": {CHAIN: head.with_tree(CHAIN)}}, PROMPTS[:2], Setting(2, 1.0, 8), 1
+    )
+    assert both.rows == [1, 2, 4, 6, 8, 13] and both.at_rows(6) == 4.8
     assert costs.rows == [1, 2, 4, 8, 13] and costs.passes == [2.0, 3.0, 4.0, 5.0, 6.0]
     assert costs.draw == pytest.approx(0.2) and costs.parts("eagle3", head.tree).token == pytest.approx(0.1)
     ((levels, top_k, added),) = costs.drafts["eagle3"]

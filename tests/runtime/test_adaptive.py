@@ -263,13 +263,22 @@ def test_the_slowest_of_equal_rows_gains_less_than_the_mean():
 
 
 def test_drafts_of_which_none_is_worth_its_cost_end_at_once():
-    """The cycle cost half a plain step more than one, which 25 plain steps pay back: 32 follow."""
+    """Where six plain steps' worth of cycles have been seen, over all rows."""
+    begun = adaptive.start()._replace(spent=jnp.float32(5))
     state = prefill(*request_of(tiny_target(), None, PROMPTS[:1], max_new_tokens=129))
     for cost, hoped, wait in ((1.5, 0.0, 32), (1.5, 0.1, 0), (1.0, 0.0, 0)):
-        after = adaptive.judge(adaptive.start(), state, cycle_result([1]), adaptive.Choice(0, cost, hoped, 0.9))
+        after = adaptive.judge(begun, state, cycle_result([1]), adaptive.Choice(0, cost, hoped, 0.9))
         assert int(after.wait) == wait
     paid = adaptive.start()._replace(gained=jnp.float32(30), spent=jnp.float32(20))  # one bad position is no failure
     assert int(adaptive.judge(paid, state, cycle_result([1]), adaptive.Choice(0, 1.5, 0.0, 0.9)).wait) == 0
+
+
+@pytest.mark.parametrize(("rows", "cycles"), [(1, 5), (3, 2)])
+def test_one_token_of_one_row_proves_little(rows, cycles):
+    state, payoff = prefill(*request_of(tiny_target(), None, PROMPTS[:rows], max_new_tokens=129)), adaptive.start()
+    for turn in range(1, cycles + 1):
+        payoff = adaptive.judge(payoff, state, cycle_result([1] * rows), adaptive.Choice(0, 1.3, 0.0, 0.7))
+        assert (int(payoff.wait) > 0) == (turn == cycles)
 
 
 def test_drafting_stops_where_a_level_is_not_worth_its_cost():
