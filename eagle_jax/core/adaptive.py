@@ -8,11 +8,10 @@ verifies nothing and earlier cycles did not pay either, plain steps follow.
 
 A balance counts the tokens that cycles gain, less what they cost in plain steps. If it falls too low, a burst of plain
 steps follows, and four times as many after each failure in a row; they pay 2% of a step each. Half of what earlier
-drafts have saved may be lost, too. A batch ends with its last row, so what counts is how far the row with the most
-tokens left came, and rows with many left weigh more in the choice; in lanes that refill themselves it is the mean over
-the rows. Rows drift apart like random walks: the slowest falls behind the mean fast at first, and that alone is no
-failure. The drafter reads the tokens of a burst at its end, all at once, and only if drafts go on before the texts end:
-a plain step costs what it costs without a drafter.
+drafts have saved may be lost, too. A batch ends with its last row. So rows count by the tokens that are left to them,
+and of what they gain is subtracted what the slowest one will fall behind: rows drift apart like random walks. In lanes
+that refill themselves all rows count alike. The drafter reads the tokens of a burst at its end, all at once, and only
+if drafts go on before the texts end: a plain step costs what it costs without a drafter.
 """
 
 from __future__ import annotations
@@ -50,13 +49,15 @@ DOUBTFUL, PROMISING = 0.95, 1.25
 MEMORY = 32
 """Cycles, about so many of which are remembered, and plain steps that a tuning's expectation counts for."""
 PRIOR = 8.0
-"""Plain steps for which what is expected counts, beside what was seen."""
+"""Plain steps for which what is expected of a cycle counts, and what is usual, beside what was seen."""
+USUAL = 0.7
+"""Share of heads' drafts that are accepted after an accepted one, roughly: what is usual before anything was seen."""
+DRIFT = 0.7
+"""How far the slowest row falls behind, by that of independent random walks: sizes follow the rows that lag."""
 GREEDY_SHIFT = 0.4
 """`Payoff.shift` is counted from here at temperature 0, where a likely token is likelier to be the likeliest."""
 CAUTION = 20.0
 """Evidence without which odds stay those of the scores."""
-ENOUGH = 6.0
-"""Plain steps' worth of cycles, times rows, without which a draft of which no node paid is no failure yet."""
 SURE = 0.95
 """Most that a score counts: of a method without probabilities all are 1."""
 TRIAL = 3.0
@@ -79,15 +80,14 @@ class Choice(NamedTuple):
       rung: its index. cost: of the cycle, in plain steps, before a token is accepted.
       hoped: drafted tokens that a row is expected to accept. spread: the sum of the variances of its nodes.
       worth: expected tokens of the slowest row per plain step.
-      behind: tokens that the slowest row will be behind the mean at the end. share: of them, those of a cycle.
+      lag: tokens per cycle by which the slowest row falls behind.
     """
 
     rung: Int[Array, ""]
     cost: Float[Array, ""]
     hoped: Float[Array, ""]
     worth: Float[Array, ""]
-    behind: Float[Array, ""] | float = 0.0
-    share: Float[Array, ""] | float = 0.0
+    lag: Float[Array, ""] | float = 0.0
     spread: Float[Array, ""] | float = 0.0
 
 
@@ -138,13 +138,26 @@ def choose(
     left = jnp.max(jnp.where(state.done, 0, state.budget - state.num_tokens))
     cycles = jnp.maximum(left / (1 + drafted), 1)
     rows = 1 if refilled else jnp.sum(~state.done)
-    behind = _largest_of(rows) * jnp.sqrt(drafted * cycles)
-    gain = 1 + drafted - behind / cycles
+    lag = DRIFT * _largest_of(rows) * jnp.sqrt(drafted / cycles)
+    gain = 1 + drafted - lag
     whole = costs + token * drafted
     worth = gain / whole
     rung = jnp.argmax(jnp.where(jnp.max(worth) < 1, gain - whole, worth)).astype(jnp.int32)
-    share = behind / cycles
-    return Choice(rung, costs[rung], hoped[rung], worth[rung], behind[rung], share[rung], spread[rung])
+    return Choice(rung, costs[rung], hoped[rung], worth[rung], lag[rung], spread[rung])
+
+
+def usual_worth(cost: CycleCost, rungs: tuple[tuple[int, float], ...], depth: int) -> float:
+    """Returns the tokens per plain step of the best size, if of each path as many drafts are accepted as is usual.
+
+    Args:
+      rungs: as in `choose`. depth: most levels.
+    """
+    worths = []
+    for rows, passes in rungs:
+        levels = min(rows - 1, depth)
+        drafted = sum(USUAL**level for level in range(1, levels + 1))
+        worths.append((1 + drafted) / (passes + cost.level * levels + cost.token * drafted))
+    return max(worths)
 
 
 def deepens(
@@ -189,30 +202,28 @@ def chances(payoff: Payoff, scores: Float[Array, "B *n"]) -> Float[Array, "B *n"
 
 
 def judge(
-    payoff: Payoff, state: GenerateState, info: StepInfo, choice: Choice, refilled: bool = False, token: float = 0.0
-) -> Payoff:
+    payoff: Payoff, state: GenerateState, info: StepInfo, choice: Choice, refilled: bool = False, token: float = 0.0,
+    usual: float = 1.0,
+) -> Payoff:  # fmt: skip
     """Returns the payoff after a drafted cycle; `state` is that before the cycle.
 
     Args:
       refilled: whether a row that is done makes room for another one.
       token: cost of an accepted token per row.
+      usual: as `usual_worth` returns.
     """
-    left = jnp.where(state.done, 0, state.budget - state.num_tokens)
-    mean = _weights(state, refilled) @ info.emitted.astype(jnp.float32)
-    gain = mean if refilled else jnp.max(left) - jnp.max(left - info.emitted)
+    gain = _weights(state, refilled) @ info.emitted.astype(jnp.float32) - choice.lag
     kept = _mean(info.acceptance.count, state)
     cost = choice.cost + token * kept
     fade = 1 - 1 / MEMORY
-    gained, spent = fade * payoff.gained + mean - choice.share, fade * payoff.spent + cost
+    gained, spent = fade * payoff.gained + gain, fade * payoff.spent + cost
     balance = jnp.minimum(payoff.balance + gain - cost, SLACK)
-    promise = ((PRIOR * choice.worth + gained) / (PRIOR + spent) - DOUBTFUL) / (PROMISING - DOUBTFUL)
+    worth = (PRIOR * (choice.worth + usual) + gained) / (2 * PRIOR + spent)
+    promise = (worth - DOUBTFUL) / (PROMISING - DOUBTFUL)
     least = jnp.minimum(LOSS * _mean(state.budget, state), SLACK)
-    # The slowest row may be as far behind the mean as it is expected to be in the end.
-    lag = jnp.minimum(jnp.max(left - info.emitted) - _mean(left - info.emitted, state), choice.behind)
-    slack = least + jnp.clip(promise, 0, 1) * (SLACK + lag - least)
-    # No drafted node was worth its cost, nor have others been of late. One token of one row proves little.
-    seen = spent * jnp.sum(~state.done)
-    nothing = (choice.hoped == 0) & (choice.cost > 1) & (promise < 0) & (seen > ENOUGH)
+    slack = least + jnp.clip(promise, 0, 1) * (SLACK - least)
+    # No drafted node was worth its cost, nor have others been of late, or usually.
+    nothing = (choice.hoped == 0) & (choice.cost > 1) & (promise < 0)
     # Of what drafts have saved, half may be lost again: a bad stretch proves little.
     spare = jnp.maximum(payoff.saved, 0) / 2
     fails = nothing | (balance < -slack - spare)
@@ -251,7 +262,7 @@ def _weights(state: GenerateState, refilled: bool) -> Float[Array, " B"]:
     """
     left = (state.budget - state.num_tokens) * (0 if refilled else 1)
     most = jnp.sqrt(jnp.maximum(jnp.max(jnp.where(state.done, 0, left)), 1).astype(jnp.float32))
-    return jax.nn.softmax(jnp.where(state.done, -1e9, left / most))
+    return jax.nn.softmax(jnp.where(state.done, -1e9, 2 * left / most))
 
 
 def _mean(rows: Shaped[Array, "B *n"], state: GenerateState) -> Float[Array, "*n"]:

@@ -190,7 +190,8 @@ def drafted_cycle(
     branches = [functools.partial(verify_best, rows) for rows, _ in rungs]
     checked = jax.lax.switch(choice.rung, branches) if len(rungs) > 1 else branches[0]()
     after, info = _commit(params, state._replace(drafter=drafter_state), tree, checked, engine)
-    return adaptive.judge(payoff, state, info, choice, refilled, cost.token), after
+    usual = adaptive.usual_worth(cost, rungs, drafter.depth)
+    return adaptive.judge(payoff, state, info, choice, refilled, cost.token, usual), after
 
 
 def drafted_levels(drafter: Drafter, tree: DraftTree) -> Int[Array, ""]:

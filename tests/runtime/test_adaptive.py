@@ -176,32 +176,39 @@ def test_doubtful_drafts_of_short_replies_stop_sooner(budget, worth, failures):
     assert cycles == failures
 
 
-def test_a_batch_gains_what_its_last_row_gains():
-    """Two rows have 30 tokens left and one has 8; in refilled lanes the mean counts."""
+def test_a_cycle_gains_what_rows_with_many_tokens_left_emit():
+    """By hand: 30, 30 and 8 tokens are left, on a scale of sqrt(30) / 2; in refilled lanes the mean counts."""
     state = prefill(*request_of(tiny_target(), None, PROMPTS[:3], max_new_tokens=[31, 31, 9]))
-    for emitted, slowest, mean in (([3, 1, 5], 1, 3), ([4, 3, 1], 3, 8 / 3), ([2, 2, 2], 2, 2)):
-        for refilled, gain in ((False, slowest), (True, mean)):
-            choice = adaptive.Choice(0, 2.0, 1.0, 1.5)
+    few = np.exp(-2 * 22 / np.sqrt(30)) / (2 + np.exp(-2 * 22 / np.sqrt(30)))
+    for emitted in ([3, 1, 5], [4, 3, 1], [2, 2, 2]):
+        weighted = (1 - few) * np.mean(emitted[:2]) + few * emitted[2]
+        for refilled, gain in ((False, weighted), (True, np.mean(emitted))):
+            choice = adaptive.Choice(0, 2.0, 1.0, 1.5, lag=0.25)
             payoff = adaptive.judge(adaptive.start(), state, cycle_result(emitted), choice, refilled)
-            assert float(payoff.balance) == pytest.approx(gain - 2)
+            assert float(payoff.balance) == pytest.approx(gain - 0.25 - 2, abs=1e-5)
     over = state._replace(done=jnp.array([False, True, False]))
-    assert float(adaptive.judge(adaptive.start(), over, cycle_result([3, 0, 1]), choice).balance) == 3 - 2
+    payoff = adaptive.judge(adaptive.start(), over, cycle_result([3, 0, 1]), choice._replace(lag=0.0))
+    assert float(payoff.balance) == pytest.approx(3 - 2, abs=1e-2)
 
 
 @pytest.mark.parametrize(("emitted", "worth", "waits"), [([1], 2.0, True), ([1, 4, 4, 4], 2.0, False),
                                                         ([1, 1, 1, 1], 0.8, True)])  # fmt: skip
 def test_the_slowest_row_may_fall_behind_a_useful_mean(emitted, worth, waits):
-    """By hand: of 64 cycles the slowest of four rows loses 1.05 * sqrt(64) tokens, so 2.1 more may be missing."""
-    rows, behind = len(emitted), 8.4 if len(emitted) == 4 else 0.0
-    state = prefill(*request_of(tiny_target(), None, PROMPTS[:rows], max_new_tokens=129))
+    state = prefill(*request_of(tiny_target(), None, PROMPTS[: len(emitted)], max_new_tokens=129))
     payoff = adaptive.start()._replace(balance=jnp.float32(-2.4), gained=jnp.float32(20), spent=jnp.float32(10))
     if worth < 1:
         payoff = payoff._replace(gained=jnp.float32(8))
-    after = adaptive.judge(
-        payoff, state, cycle_result(emitted), adaptive.Choice(0, 2.0, 1.0, worth, behind, behind / 64)
-    )
-    assert float(after.balance) == pytest.approx(-3.4)
+    after = adaptive.judge(payoff, state, cycle_result(emitted), adaptive.Choice(0, 2.0, 1.0, worth))
+    assert float(after.balance) == pytest.approx(-2.4 + np.mean(emitted) - 2)
     assert (int(after.wait) > 0) == waits
+
+
+def test_what_is_usual_follows_from_the_costs():
+    """By hand: of a chain of two, 0.7 and 0.49 drafts are accepted; a tree of two levels and 5 rows counts as that."""
+    cost = CycleCost((1, 2, 3, 5), (1.0, 1.4, 1.5, 3.0), 0.1, 0.2)
+    for rows, depth, worth in ((2, 2, 1.7 / (1.5 + 0.14)), (3, 2, 2.19 / (1.7 + 0.238)), (3, 1, 1.7 / (1.5 + 0.14))):
+        assert adaptive.usual_worth(cost, cost.rungs(rows), depth) == pytest.approx(worth)
+    assert adaptive.usual_worth(cost, cost.rungs(5, all_sizes=False), 2) == pytest.approx(2.19 / (3.2 + 0.238))
 
 
 def test_the_size_with_the_most_tokens_per_cost_is_chosen():
@@ -248,7 +255,7 @@ def test_an_accepted_token_costs_its_draw():
 
 
 def test_the_slowest_of_equal_rows_gains_less_than_the_mean():
-    """By hand: 73.1 cycles of 1.75 tokens for 128 tokens, of which the slowest of four rows loses 1.05 deviations."""
+    """By hand: 73.1 cycles of 1.75 tokens for 128 tokens, of which the slowest of four rows loses 0.73 deviations."""
     state = prefill(*request_of(tiny_target(), None, [PROMPTS[0]] * 4, max_new_tokens=129))
     tree = DraftTree(
         jnp.zeros((4, 3), jnp.int32), jnp.array([[-1, 0, 1]] * 4), jnp.log(jnp.array([[1, 0.5, 0.25]] * 4))
@@ -256,29 +263,26 @@ def test_the_slowest_of_equal_rows_gains_less_than_the_mean():
     choices = [
         adaptive.choose(adaptive.start(), state, tree, 0.0, ((3, 1.25),), refilled) for refilled in (False, True)
     ]
-    behind = 1.049 * np.sqrt(0.75 * 128 / 1.75)
-    assert float(choices[0].behind) == pytest.approx(behind, rel=1e-3)
-    assert float(choices[0].worth) == pytest.approx((1.75 - behind * 1.75 / 128) / 1.25, rel=1e-4)
-    assert float(choices[1].behind) == 0 and float(choices[1].worth) == pytest.approx(1.75 / 1.25)
+    lag = 0.7 * 1.049 * np.sqrt(0.75 * 1.75 / 128)
+    assert float(choices[0].lag) == pytest.approx(lag, rel=1e-3)
+    assert float(choices[0].worth) == pytest.approx((1.75 - lag) / 1.25, rel=1e-4)
+    assert float(choices[1].lag) == 0 and float(choices[1].worth) == pytest.approx(1.75 / 1.25)
 
 
 def test_drafts_of_which_none_is_worth_its_cost_end_at_once():
-    """Where six plain steps' worth of cycles have been seen, over all rows."""
-    begun = adaptive.start()._replace(spent=jnp.float32(5))
     state = prefill(*request_of(tiny_target(), None, PROMPTS[:1], max_new_tokens=129))
     for cost, hoped, wait in ((1.5, 0.0, 32), (1.5, 0.1, 0), (1.0, 0.0, 0)):
-        after = adaptive.judge(begun, state, cycle_result([1]), adaptive.Choice(0, cost, hoped, 0.9))
+        after = adaptive.judge(adaptive.start(), state, cycle_result([1]), adaptive.Choice(0, cost, hoped, 0.9))
         assert int(after.wait) == wait
     paid = adaptive.start()._replace(gained=jnp.float32(30), spent=jnp.float32(20))  # one bad position is no failure
     assert int(adaptive.judge(paid, state, cycle_result([1]), adaptive.Choice(0, 1.5, 0.0, 0.9)).wait) == 0
 
 
-@pytest.mark.parametrize(("rows", "cycles"), [(1, 5), (3, 2)])
-def test_one_token_of_one_row_proves_little(rows, cycles):
-    state, payoff = prefill(*request_of(tiny_target(), None, PROMPTS[:rows], max_new_tokens=129)), adaptive.start()
-    for turn in range(1, cycles + 1):
-        payoff = adaptive.judge(payoff, state, cycle_result([1] * rows), adaptive.Choice(0, 1.3, 0.0, 0.7))
-        assert (int(payoff.wait) > 0) == (turn == cycles)
+def test_one_bad_position_is_no_failure_where_drafts_usually_pay():
+    state = prefill(*request_of(tiny_target(), None, PROMPTS[:1], max_new_tokens=129))
+    for usual, wait in ((1.3, 0), (0.9, 32)):
+        choice = adaptive.Choice(0, 1.1, 0.0, 0.9)
+        assert int(adaptive.judge(adaptive.start(), state, cycle_result([1]), choice, usual=usual).wait) == wait
 
 
 def test_drafting_stops_where_a_level_is_not_worth_its_cost():

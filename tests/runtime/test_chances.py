@@ -60,18 +60,18 @@ def test_chances_are_learned():
 
 
 def test_rows_with_more_tokens_left_count_more():
-    """By hand: 100 and 90 tokens are left, on a scale of sqrt(100): weights of e^10 and e^9."""
+    """By hand: 100 and 90 tokens are left, on a scale of sqrt(100) / 2: weights of e^20 and e^18."""
     state = start(2, max_new_tokens=[101, 91])
     tree = DraftTree(
         jnp.zeros((2, 2), jnp.int32), jnp.array([[-1, 0]] * 2), jnp.log(jnp.array([[1.0, 0.5], [1.0, 0.0]]))
     )
-    for refilled, share in ((False, 1 / (1 + np.exp(-1))), (True, 0.5)):
+    for refilled, share in ((False, 1 / (1 + np.exp(-2))), (True, 0.5)):
         choice = adaptive.choose(adaptive.start(), state, tree, 0.0, ((2, 1.0),), refilled)
-        gained = float(choice.worth) + float(choice.share)
+        gained = float(choice.worth) + float(choice.lag)
         assert gained == pytest.approx(1 + share * 0.5, rel=1e-4)
         assert float(choice.hoped) == pytest.approx(0.25)
         payoff = adaptive.judge(adaptive.start(), state, cycle_result([3, 1]), choice, refilled)
-        assert float(payoff.gained) + float(choice.share) == pytest.approx(1 + 2 * share, rel=1e-4)
+        assert float(payoff.gained) + float(choice.lag) == pytest.approx(1 + 2 * share, rel=1e-4)
     over = state._replace(done=jnp.array([True, False]))
     choice = adaptive.choose(adaptive.start(), over, tree, 0.0, ((2, 1.0),))
     assert float(choice.worth) == pytest.approx(1)
