@@ -6,12 +6,18 @@
     python -m infer.cycle --temperature 1
     python -m infer.cycle --model llama-3.1-8b --dtype bfloat16 --batch 8 --context 2048   # random weights
 
-The parts are the plain step and the whole cycle; drafting, the target's pass over the tree, the head's update and the
-commit; above temperature 0 a walk down accepted tokens, and a draw; cycles of smaller trees, without drafting;
-a plain step followed by drafting and update, from which the cost of a level follows. Every part runs alone in one
-compiled loop, a few times and then more often: the difference has no host time and no copy at the start. The parts take
-turns, and the lower quartile of their times counts. They are compiled apart and need not add up. The program prints a
-table and, last, one JSON object, of which `cycle_cost` is what `generate` takes: `core.CycleCost(**cycle_cost)`.
+The parts are:
+
+- the plain step and the whole cycle;
+- drafting, the target's pass over the tree, the head's update and the commit;
+- above temperature 0 a walk down accepted tokens, and a draw;
+- cycles of smaller trees, without drafting (`--rows`);
+- a plain step followed by drafting and update, from which the cost of a level follows.
+
+Every part runs alone in one compiled loop, with few and with many turns: the difference has no host time and no copy at
+the start. The parts take turns, and the lower quartile of their times counts. They are compiled apart and need not add
+up. The program prints a table and, last, one JSON object, of which `break_even_tau` is the cost of a whole cycle, and
+`cycle_cost` the costs of the parts: `core.CycleCost(**cycle_cost)`. `generate` takes either as its `cycle_cost`.
 """
 
 from __future__ import annotations

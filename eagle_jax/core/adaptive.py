@@ -1,17 +1,17 @@
 """Chooses how many drafted nodes are verified, and when plain steps pay better; the text does not depend on it.
 
-The scores of the nodes say how many tokens a tree of the best n would yield, and a measured or modelled cost what they
-would cost: the best ratio is chosen, for the whole batch. Scores are no chances of acceptance: at temperature 0 most
-heads are far too unsure of the likeliest token. One number, learned from the verified nodes, multiplies the odds of all
-(logistic regression with a fixed slope). If no size is worth its cost, that with the least loss is taken. If it
-verifies nothing and earlier cycles did not pay either, plain steps follow.
+From the scores of the nodes follows how many tokens a tree of the best n would yield, and from a measured or modelled
+cost what they would cost: the best ratio is chosen, for the whole batch. Scores are not acceptance probabilities: at
+temperature 0 most heads are far too unsure of the likeliest token. One factor, learned from the verified nodes,
+multiplies the odds of all (logistic regression with a fixed slope). If no size is worth its cost, that with the least
+loss is taken. If it verifies nothing and earlier cycles did not pay either, plain steps follow.
 
 A balance counts the tokens that cycles gain, less what they cost in plain steps. If it falls too low, a burst of plain
-steps follows, and four times as many after each failure in a row; they pay 2% of a step each. Half of what earlier
-drafts have saved may be lost, too. A batch ends with its last row. So rows count by the tokens that are left to them,
-and of what they gain is subtracted what the slowest one will fall behind: rows drift apart like random walks. In lanes
-that refill themselves all rows count alike. The drafter reads the tokens of a burst at its end, all at once, and only
-if drafts go on before the texts end: a plain step costs what it costs without a drafter.
+steps follows, and four times as many after each consecutive failure; each plain step repays 2% of a step. Half of what
+earlier drafts have saved may be lost, too. A batch ends with its slowest row. Rows therefore count by the tokens left
+to them, and the expected lag of the slowest row is subtracted: rows drift apart like random walks. In lanes that refill
+themselves all rows count alike. The drafter reads the tokens of a burst at its end, all at once, and only if drafts go
+on before the texts end, so a plain step costs as much as without a drafter.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ SLACK = 2.5
 LOSS = 0.02
 """Share of plain decoding's steps that drafts which do not pay may cost."""
 DOUBTFUL, PROMISING = 0.95, 1.25
-"""Tokens per plain step of a cycle, expected and seen, up to which drafts may cost `LOSS`, and from which `SLACK`."""
+"""Tokens per plain step, expected and seen, at which cycles may lose `LOSS`, and at which `SLACK`."""
 MEMORY = 32
-"""Cycles, about so many of which are remembered, and plain steps that a tuning's expectation counts for."""
+"""Cycles in the running means, about; also the weight of a tuning's prediction, in plain steps."""
 PRIOR = 8.0
-"""Plain steps for which what is expected of a cycle counts, and what is usual, beside what was seen."""
+"""Weights of what a cycle promises, and of what is usual, beside what was seen, in plain steps."""
 USUAL = 0.7
 """Share of heads' drafts that are accepted after an accepted one, roughly: what is usual before anything was seen."""
 DRIFT = 0.7
@@ -77,10 +77,12 @@ class Choice(NamedTuple):
     """Holds the choice for a cycle.
 
     Attributes:
-      rung: its index. cost: of the cycle, in plain steps, before a token is accepted.
-      hoped: drafted tokens that a row is expected to accept. spread: the sum of the variances of its nodes.
+      rung: index of the chosen size.
+      cost: of the cycle, in plain steps, before a token is accepted.
+      hoped: drafted tokens that a row is expected to accept.
       worth: expected tokens of the slowest row per plain step.
       lag: tokens per cycle by which the slowest row falls behind.
+      spread: the sum of the variances of a row's nodes.
     """
 
     rung: Int[Array, ""]
@@ -95,8 +97,8 @@ def start(expected: float | None = None) -> Payoff:
     """Returns the payoff of a run before its first cycle.
 
     Args:
-      expected: tokens per plain step that drafts yielded in a tuning, which counts as much as `MEMORY` plain steps of
-        this run would; None knows nothing.
+      expected: tokens per plain step that a tuning predicts, which counts as much as `MEMORY` plain steps of this run;
+        None knows nothing.
     """
     # An array of its own for every field: a caller may donate them.
     balance, shift, evidence, saved = (jnp.float32(0) for _ in range(4))

@@ -58,7 +58,7 @@ class CycleCost:
             )
 
     def rungs(self, most: int, all_sizes: bool = True) -> tuple[tuple[int, float], ...]:
-        """Returns sizes, and the costs of their passes, up to a tree of `most` rows; or this one alone.
+        """Returns sizes, and the costs of their passes, up to a tree of `most` rows; or this one, without `all_sizes`.
 
         Raises:
           ValueError: the costs do not reach so many rows.
@@ -85,7 +85,7 @@ def _numbers(name: str, value: Any, axes: int, whole: bool = False) -> np.ndarra
 
 
 class Payoff(NamedTuple):
-    """Holds what drafts have yielded so far: scalars. `adaptive` says how they choose sizes and plain steps.
+    """Holds what drafts have yielded so far: scalars (see `adaptive`).
 
     Attributes:
       balance: tokens gained less their cost in plain steps, at most `adaptive.SLACK`; plain steps pay a loss back.
@@ -94,7 +94,7 @@ class Payoff(NamedTuple):
       shift: by how much the logarithm of a node's odds of acceptance exceeds that of its score; at temperature 0 it
         counts from `adaptive.GREEDY_SHIFT`.
       evidence: for it, the variance of the drafted tokens that a row was expected to accept; recent cycles weigh more.
-      saved: plain steps that all cycles have saved, those of earlier calls too; at most `adaptive.CREDIT` either way.
+      saved: plain steps that all cycles have saved, those of earlier calls too; within +-`adaptive.CREDIT`.
       wait: plain steps before the next drafted cycle. pause: those after the next failure, at least.
     """
 

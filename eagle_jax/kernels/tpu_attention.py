@@ -147,12 +147,12 @@ def _step(length_ref: Any, *refs: Any, scale: float, slots: int, has_first: bool
         spread = jnp.broadcast_to(visible.astype(jnp.float32)[None], (repeat, *visible.shape))
         return spread.reshape(repeat * tile, -1) > 0
 
-    def add(group: int, keys: Array, values: Array, visible: Array, contract: int) -> None:
+    def add(group: int, keys: Array, values: Array, visible: Array | None, contract: int) -> None:
         query = query_ref[0, group].reshape(repeat * tile, head_dim)
         scores = jax.lax.dot_general(
             query, keys, (((1,), (contract,)), ((), ())), preferred_element_type=jnp.float32
         )  # fmt: skip
-        scores = jnp.where(visible, scores * scale, LOWEST)
+        scores = scores * scale if visible is None else jnp.where(visible, scores * scale, LOWEST)
         top = jnp.maximum(top_ref[group], jnp.max(scores, axis=1, keepdims=True))
         kept, weights = jnp.exp(top_ref[group] - top), jnp.exp(scores - top)
         total_ref[group] = kept * total_ref[group] + jnp.sum(weights, axis=1, keepdims=True)
@@ -168,7 +168,17 @@ def _step(length_ref: Any, *refs: Any, scale: float, slots: int, has_first: bool
         total_ref[...] = jnp.zeros(total_ref.shape, jnp.float32)
         mixed_ref[...] = jnp.zeros(mixed_ref.shape, jnp.float32)
 
-    @pl.when((at < steps - 1) & (at * block < filled))
+    needs_mask = (at < steps - 1) & (at * block < filled)
+    if first_ref is None:  # every token is visible: only the block in which a row ends needs a mask
+        is_full = (at + 1) * block <= filled
+        needs_mask &= ~is_full
+
+        @pl.when((at < steps - 1) & is_full)
+        def _add_full_block() -> None:
+            for group in range(held):
+                add(group, keys_ref[0, group], values_ref[0, group], None, 0)
+
+    @pl.when(needs_mask)
     def _add_block() -> None:
         slot = at * block + jax.lax.broadcasted_iota(jnp.int32, (1, block), 1)
         if first_ref is None:
