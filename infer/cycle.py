@@ -91,7 +91,7 @@ def main(args: Args) -> dict[str, Any]:
     prompts = [Prompt([0] * args.context, key) for key in jax.random.split(jax.random.key(0), args.batch)]
     setting = Setting(args.batch, args.temperature, longest_reply(head, args))
     calls |= walks_of(target, prompts, setting) if args.temperature else {}
-    calls[DRAFTING] = drafting_of(target, head, prompts, setting)
+    calls[DRAFTING] = drafting_of(target, head, prompts, setting, (0.0,))
     found = {}
     for number, (name, call) in enumerate(calls.items(), 1):
         show_progress(f"compiling {number} of {len(calls)}, {name}")

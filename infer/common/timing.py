@@ -61,14 +61,24 @@ class Part(NamedTuple):
     params: Params
     carry: Any
 
-    def program(self) -> Callable[[int], Any]:
-        """Returns a call that runs the body so many times in one compiled loop and waits for the result."""
+    def program(self, *others: Any) -> Callable[[int], Any]:
+        """Returns a call that runs the body so many times in one compiled loop and waits for the result.
+
+        Args:
+          others: carries of the same shapes, from each of which a loop begins as well; the last result is returned.
+        """
 
         def loop(params: Params, carry: Any, turns: jax.Array) -> Any:
             return jax.lax.fori_loop(0, turns, lambda _, carry: self.body(params, carry), carry)
 
         compiled = jax.jit(loop)
-        return lambda turns: jax.block_until_ready(compiled(self.params, self.carry, turns))
+
+        def call(turns: int) -> Any:
+            for carry in (self.carry, *others):
+                result = jax.block_until_ready(compiled(self.params, carry, turns))
+            return result
+
+        return call
 
 
 def time_turns(

@@ -35,6 +35,7 @@ from eagle_jax.core import (
 from eagle_jax.core.loop import drafted_levels, step
 from eagle_jax.core.prompts import prefill
 from eagle_jax.drafters import vanilla_drafter
+from eagle_jax.drafters.tree_growth import DraftState
 from eagle_jax.evaluate import depths_and_ranks
 from eagle_jax.parallel import to_host
 from eagle_jax.runtime.compilation import forget_programs
@@ -59,6 +60,8 @@ WALKED = 3
 """Accepted tokens per row in a measured walk."""
 WALK, DRAW = f"walk of {WALKED} tokens", "draw"
 """Names of calls."""
+MEASURED = (0.25, 0.75)
+"""Parts of a reply that are written where costs are measured: attention reads the cache up to there."""
 RECORDED = 16
 """Maximum replies recorded at a time."""
 
@@ -150,6 +153,7 @@ def measure_costs(
             levels[name] = float(found.levels) / FEW
     show_progress(f"costs: measuring, {repeats} repetitions or more")
     seconds = time_turns(calls, TURNS, 1, repeats, enough=ENOUGH)
+    seconds = {name: time if name in (WALK, DRAW) else time / len(MEASURED) for name, time in seconds.items()}
     passes = [seconds[width] for width in rows]
     costs = Costs(rows, passes, {method: [] for method in drafters}, further_draw(seconds))
     for method, tree in ends:
@@ -165,13 +169,17 @@ def extremes(trees: Iterable[TreeConfig]) -> list[TreeConfig]:
     return list(dict.fromkeys(tree for alike in ends for tree in (alike[0], alike[-1])))
 
 
-def blank_state(
-    target: eagle_jax.Target, prompts: Sequence[Prompt], setting: Setting, drafter: Drafter | None = None
-) -> tuple[Request, GenerateState]:
-    """Returns a request after these prompts, and a state of it; `drafter` is a `blank` one, by default plain decoding.
+def blank_states(
+    target: eagle_jax.Target, prompts: Sequence[Prompt], setting: Setting, drafter: Drafter | None = None,
+    written: Sequence[float] = MEASURED,
+) -> tuple[Request, list[GenerateState]]:  # fmt: skip
+    """Returns a request after these prompts, and a state of it for every part of the replies that is `written`.
 
-    The state is an empty cache with the right lengths: no prefill is compiled, and the work of a cycle does not depend
+    The states are empty caches with the right lengths: no prefill is compiled, and the work of a cycle does not depend
     on the numbers in it.
+
+    Args:
+      drafter: a `blank` one; None decodes plainly.
     """
     bound = eagle_jax.BoundDrafter.bind(drafter or blank(1, 0), target)
     request = request_of(target, bound, eos_ids=(), **arguments(prompts, setting))
@@ -179,32 +187,33 @@ def blank_state(
     start = functools.partial(prefill, engine=engine, sizes=sizes)
     state = jax.eval_shape(start, params, batch, sampling)
     state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), state._replace(keys=None))
-    cache = state.cache._replace(length=batch.lengths)
-    return request, state._replace(cache=cache, keys=batch.keys, budget=batch.budget, eos_ids=batch.eos_ids)
+    state = state._replace(keys=batch.keys, budget=batch.budget, eos_ids=batch.eos_ids)
+    lengths = [batch.lengths + int(part * setting.max_new_tokens) for part in written]
+    return request, [state._replace(cache=state.cache._replace(length=length)) for length in lengths]
 
 
 def passes_of(
     target: eagle_jax.Target, widths: Iterable[int], depth: int, prompts: Sequence[Prompt], setting: Setting
 ) -> dict[Any, Callable[[int], Any]]:
-    """Returns calls by width that run cycles of so many rows, without drafting, after these prompts.
+    """Returns calls by width that run cycles of so many rows, without drafting, at the places `MEASURED` of replies.
 
     A pass of more than one row picks and commits a path of `depth` levels, as that of a drafted tree. One row is a
     plain step.
     """
-    plain, trees = (blank_state(target, prompts, setting, drafter) for drafter in (None, blank(2, depth)))
+    plain, trees = (blank_states(target, prompts, setting, drafter) for drafter in (None, blank(2, depth)))
 
     def repeated(width: int) -> Callable[[int], Any]:
-        (params, _, sampling, engine, _), state = plain if width == 1 else trees
+        (params, _, sampling, engine, _), (state, *others) = plain if width == 1 else trees
         if width > 1:
             engine = engine._replace(drafter=blank(width, depth))
-        return Part(lambda params, state: step(params, state, sampling, engine)[0], params, state).program()
+        return Part(lambda params, state: step(params, state, sampling, engine)[0], params, state).program(*others)
 
     return {width: repeated(width) for width in widths}
 
 
 def walks_of(target: eagle_jax.Target, prompts: Sequence[Prompt], setting: Setting) -> dict[Any, Callable[[int], Any]]:
     """Returns calls that walk down a chain of which every token is accepted (`WALK`), and draw at its root (`DRAW`)."""
-    (_, _, sampling, engine, _), state = blank_state(target, prompts, setting)
+    (_, _, sampling, engine, _), (state, *_) = blank_states(target, prompts, setting)
     rows, length = len(prompts), WALKED + 1
     sure = jnp.zeros((rows, length, target.config.vocab_size), jnp.float32).at[:, :, 0].set(1e6)
     tokens = jnp.zeros((rows, length), jnp.int32)
@@ -234,14 +243,15 @@ class Drafting(NamedTuple):
 
 
 def drafting_of(
-    target: eagle_jax.Target, drafter: eagle_jax.BoundDrafter, prompts: Sequence[Prompt], setting: Setting
-) -> Callable[[int], Drafting]:
-    """Returns a call that runs plain steps, and after each drafts and confirms a whole path.
+    target: eagle_jax.Target, drafter: eagle_jax.BoundDrafter, prompts: Sequence[Prompt], setting: Setting,
+    written: Sequence[float] = MEASURED,
+) -> Callable[[int], Drafting]:  # fmt: skip
+    """Returns a call that runs plain steps, and after each drafts and confirms a whole path, for all `written` parts.
 
     Between two drafts the weights of the target pass through the caches of the processor, as in generation. On an empty
     state some levels may not be drafted, since no node of theirs could enter the tree: the call returns their number.
     """
-    plain, state = blank_state(target, prompts, setting)
+    plain, states = blank_states(target, prompts, setting, written=written)
     params, batch, sampling, engine, sizes = request_of(target, drafter, **arguments(prompts, setting))
     method = engine.drafter
     _, own = empty_caches(params, engine, len(prompts), sizes.slots)
@@ -249,17 +259,23 @@ def drafting_of(
 
     def cycle(params: Params, carry: Drafting) -> Drafting:
         state, _ = step(params, carry.target, sampling, plain.engine)
-        randomness = RowRandomness(batch.keys, batch.lengths)
+        randomness = RowRandomness(batch.keys, carry.target.cache.length)
         tree, own = method.draft(params, carry.drafter, state.root, randomness, sampling)
         levels = drafted_levels(method, tree)
         path = tree.tokens[:, : method.depth + 1]
         features = jnp.broadcast_to(state.root[:, None, None].astype(target.dtype), shape)  # no constant of the loop
-        verified = Verified(path, path, features, batch.lengths, jnp.ones_like(state.root))
+        verified = Verified(path, path, features, carry.target.cache.length, jnp.ones_like(state.root))
         own = method.update(params, own, verified)
         # The next step follows from this draft, so that the compiler keeps both.
         return Drafting(state._replace(root=path[:, -1]), own, carry.levels + levels)
 
-    return Part(cycle, params, Drafting(state, own, jnp.int32(0))).program()
+    carry, *others = [Drafting(state, filled(own, state.cache.length), jnp.int32(0)) for state in states]
+    return Part(cycle, params, carry).program(*others)
+
+
+def filled(state: Any, length: jax.Array) -> Any:
+    """Returns the state of a drafter with so many tokens in its cache, if it has one."""
+    return state._replace(cache=state.cache._replace(length=length)) if isinstance(state, DraftState) else state
 
 
 def blank(rows: int, depth: int = 1) -> Drafter:

@@ -320,7 +320,7 @@ def test_an_update_of_a_tiny_head(repository):
     [
         ("--model llama-3.1-8b --topology v5e:2x2 --layers 2", 3.8233 / 4, 6.0),
         ("--model llama-3.3-70b --topology v5p:2x2x4 --layers 2 --batch 2", 10.4314 / 8, 6.0),
-        ("--model llama-3.1-8b --topology v6e:1x1", 16.91, 1.37),  # as in docs/measurements.md; minutes
+        ("--model llama-3.1-8b --topology v6e:1x1", 16.91, 1.37),  # the goal is 1.36, and 1.364 is measured; minutes
         ("--model llama-3.1-8b --topology v6e:1x1 --batch 8", 16.91, 1.45),
         ("--model llama-3.1-8b --topology v6e:1x1 --drafter-weights int8", 16.49, 1.20),
         ("--model llama-3.1-8b --topology v6e:1x1 --drafter-weights int8 --batch 8", 16.49, 1.30),
