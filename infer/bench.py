@@ -46,7 +46,7 @@ from infer.common.results import Costs, Group, Result
 from infer.common.runs import Run, RunArgs, prepare, turns
 from infer.common.tables import markdown
 from infer.common.timing import Call, Method, cell, engine, time_repetitions
-from infer.tuning.prediction import measure_costs
+from infer.tuning.costs import measure_costs
 from infer.tuning.trials import Prompt, Setting
 
 BY_COST = ", by cost"
@@ -157,7 +157,7 @@ def costs_of(drafters: Mapping[str, Any], current: Run[Result], group: Group, ar
     They depend on the length of the prompts: those of the first turns' batch of middle length are taken.
     """
     known = {
-        one.label: CycleCost(one.rows, one.passes, one.level, one.token)
+        one.label: CycleCost(one.rows, one.passes, one.level, one.token, one.draft)
         for one in current.result.costs
         if (one.temperature, one.batch) == (group.temperature, group.batch)
     }

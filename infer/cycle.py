@@ -12,7 +12,8 @@ The parts are:
 - drafting, the target's pass over the tree, the head's update and the commit;
 - above temperature 0 a walk down accepted tokens, and a draw;
 - cycles of smaller trees, without drafting (`--rows`);
-- a plain step followed by drafting and update, from which the cost of a level follows.
+- a plain step followed by drafting and update, from which the cost of a level follows;
+- a cycle that drafts one level and verifies no node, from which follows what a draft costs beside its levels.
 
 Every part runs alone in one compiled loop, with few and with many turns: the difference has no host time and no copy at
 the start. The parts take turns, and the lower quartile of their times counts. They are compiled apart and need not add
@@ -45,11 +46,12 @@ from infer.common.labels import Label
 from infer.common.methods import Loader, Places, check_methods, load_pair, method_of
 from infer.common.programs import at_least_one, listed, run
 from infer.common.timing import FEW, Part, time_turns
-from infer.tuning.prediction import RUNGS, blank, drafting_of, further_draw, walks_of
+from infer.tuning.costs import RUNGS, blank, drafting_of, empty_cycles_of, further_draw, walks_of
 from infer.tuning.trials import Prompt, Setting, show_progress
 
 DRAFTING = "plain step, draft and head update"
-"""Name of a part."""
+EMPTY = "cycle that drafts a level and verifies none"
+"""Names of parts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +94,7 @@ def main(args: Args) -> dict[str, Any]:
     setting = Setting(args.batch, args.temperature, longest_reply(head, args))
     calls |= walks_of(target, prompts, setting) if args.temperature else {}
     calls[DRAFTING] = drafting_of(target, head, prompts, setting, (0.0,))
+    calls[EMPTY] = empty_cycles_of(target, head, prompts, setting, (0.0,))
     found = {}
     for number, (name, call) in enumerate(calls.items(), 1):
         show_progress(f"compiling {number} of {len(calls)}, {name}")
@@ -103,11 +106,13 @@ def main(args: Args) -> dict[str, Any]:
     even = times["cycle"] / times["plain step"]
     names = f"{target.name} with {head.name}"
     passes = [times[f"cycle of {size} rows"] for size in sizes]
+    level = round(max(0.0, times[DRAFTING] - times["plain step"]) / levels / times["plain step"], 4)
     cost = {
         "rows": [1, *sizes],
         "passes": [1.0, *(round(value / times["plain step"], 3) for value in passes)],
-        "level": round(max(0.0, times[DRAFTING] - times["plain step"]) / levels / times["plain step"], 4),
+        "level": level,
         "token": round(further_draw(times) / times["plain step"], 4),
+        "draft": round(max(0.0, times[EMPTY] / times["plain step"] - 1 - level), 4),
     }
     print(f"One cycle of {names}: {rows} rows, {args.batch} x {args.context} tokens in the cache\n")
     print("| part | ms | of a plain step |\n|---|---:|---:|")

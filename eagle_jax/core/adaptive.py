@@ -128,7 +128,7 @@ def choose(
 
     Args:
       state: before the cycle. tree: the best nodes first, if there are several rungs.
-      drafting: cost of the drafted levels. rungs: rows, and the cost of verifying them.
+      drafting: cost of the draft. rungs: rows, and the cost of verifying them.
       refilled, token: as in `judge`.
     """
     costs = drafting + jnp.array([cost for _, cost in rungs], jnp.float32)
@@ -158,7 +158,7 @@ def usual_worth(cost: CycleCost, rungs: tuple[tuple[int, float], ...], depth: in
     for rows, passes in rungs:
         levels = min(rows - 1, depth)
         drafted = sum(USUAL**level for level in range(1, levels + 1))
-        worths.append((1 + drafted) / (passes + cost.level * levels + cost.token * drafted))
+        worths.append((1 + drafted) / (passes + cost.draft + cost.level * levels + cost.token * drafted))
     return max(worths)
 
 
@@ -187,7 +187,8 @@ def deepens(
     top, _ = largest(jnp.concatenate(parts, axis=-1), count)
     sums = jnp.pad(jnp.cumsum(top, axis=-1), ((0, 0), (0, 0), (1, 0)))[:, :, np.minimum(sizes, count)]
     tokens, levels = jnp.tensordot(_weights(state, refilled), sums, 1), drafted + more
-    worth = jnp.max((1 + tokens) / (passes[None] + cost.level * levels[:, None] + cost.token * tokens), axis=1)
+    whole = cost.draft + passes[None] + cost.level * levels[:, None] + cost.token * tokens
+    worth = jnp.max((1 + tokens) / whole, axis=1)
     return jnp.max(jnp.where((more > 0) & (levels <= depth), worth, 0)) > worth[0]
 
 

@@ -21,6 +21,7 @@ class CycleCost:
       passes: cost of verifying so many rows per sequence; of one row near 1.
       level: cost of drafting a level, and of its part in updating the drafter.
       token: cost of one accepted token per row: above temperature 0 the target draws for each of them.
+      draft: what a drafted cycle costs beside its pass and its levels, even if no node is verified.
 
     Raises:
       ValueError: naming the field and its rule.
@@ -30,14 +31,15 @@ class CycleCost:
     passes: tuple[float, ...]
     level: float = 0.0
     token: float = 0.0
+    draft: float = 0.0
 
     def __post_init__(self) -> None:
         rows, passes = _numbers("rows", self.rows, 1, whole=True), _numbers("passes", self.passes, 1)
-        level, token = (_numbers(name, getattr(self, name), 0) for name in ("level", "token"))
+        single = {name: float(_numbers(name, getattr(self, name), 0)) for name in ("level", "token", "draft")}
         object.__setattr__(self, "rows", tuple(map(int, rows)))
         object.__setattr__(self, "passes", tuple(map(float, passes)))
-        object.__setattr__(self, "level", float(level))
-        object.__setattr__(self, "token", float(token))
+        for name, cost in single.items():
+            object.__setattr__(self, name, cost)
         if not self.rows or any(a >= b for a, b in itertools.pairwise((0, *self.rows))):
             raise ValueError(f"CycleCost.rows must ascend from at least 1, got {self.rows}. {MEASURED}")
         if len(self.passes) != len(self.rows):
@@ -48,7 +50,7 @@ class CycleCost:
         for index, cost in enumerate(self.passes):
             if not 0 < cost < np.inf:
                 raise ValueError(f"CycleCost.passes[{index}] must be above 0 and finite, got {cost}. {MEASURED}")
-        for name, cost in (("level", self.level), ("token", self.token)):
+        for name, cost in single.items():
             if not 0 <= cost < np.inf:
                 raise ValueError(f"CycleCost.{name} must be at least 0 and finite, got {cost}. {MEASURED}")
         if self.rows[0] == 1 and not 0.5 <= self.passes[0] <= 2:

@@ -181,7 +181,7 @@ def drafted_cycle(
     tree, drafter_state = draft_checked(drafter, params, state, randomness, sampling)
     levels = drafted_levels(drafter, tree) if cost.level else 0
     tree = by_score(tree, drafter.depth) if len(rungs) > 1 else tree
-    choice = adaptive.choose(believed, state, tree, cost.level * levels, rungs, refilled, cost.token)
+    choice = adaptive.choose(believed, state, tree, cost.draft + cost.level * levels, rungs, refilled, cost.token)
 
     def verify_best(rows: int) -> Checked:
         return _verify(params, state, jax.tree.map(lambda column: column[:, :rows], tree), sampling, engine)

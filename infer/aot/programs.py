@@ -29,7 +29,7 @@ from eagle_jax.runtime.target import on_mesh
 from eagle_jax.shapes import medusa_parents
 from eagle_jax.training import Frozen, HeadTrainState, Objective, head_optimiser, head_train_step, product_flops
 from infer.common.labels import PLAIN, Label
-from infer.tuning.prediction import blank, ladder
+from infer.tuning.costs import blank, ladder
 
 DTYPE = "bfloat16"
 """Of weights and products; a trained head's own weights and the optimiser's state are float32."""

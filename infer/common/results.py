@@ -165,6 +165,7 @@ class Costs(msgspec.Struct):
     passes: tuple[float, ...]
     level: float
     token: float = 0.0
+    draft: float = 0.0
 
 
 class Result(File, tag="eagle_jax.bench/4"):

@@ -14,7 +14,8 @@ from eagle_jax.runtime.drafters import BoundDrafter, TreeDrafter
 from eagle_jax.runtime.profile import Entry
 from infer.common.labels import PLAIN, Label, is_own, named
 from infer.common.methods import OPTIONS, Loader, Places
-from infer.tuning.prediction import Costs, Drafts, measure_costs, record
+from infer.tuning.costs import Costs, measure_costs
+from infer.tuning.prediction import Drafts, record
 from infer.tuning.trials import TOLERATED, Samples, Score, Setting, batches, show_progress, time_against_plain
 
 POOL = 64

@@ -40,7 +40,7 @@ def pair(monkeypatch):
     """
     for program in (acceptance, bench, chat, cycle, demo, tune):
         monkeypatch.setattr(program, "use_compilation_cache", lambda: None)
-    monkeypatch.setattr("infer.tuning.prediction.ENOUGH", 0.0)
+    monkeypatch.setattr("infer.tuning.costs.ENOUGH", 0.0)
 
     target = tiny_target(258)
 

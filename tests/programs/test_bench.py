@@ -20,7 +20,7 @@ from infer.common.results import Calibration, CountedQuestions, Group, Recorded,
 from infer.common.runs import Turn
 from infer.common.tasks import keys_of
 from infer.papers import __main__ as papers
-from infer.tuning import prediction
+from infer.tuning.costs import Costs
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_a_tree_is_measured_with_its_costs_too(quick, monkeypatch):
     assert fixed["identical"] == chosen["identical"] == chosen["replies"]
     (cost,) = report["costs"]
     assert (cost["label"], cost["temperature"], cost["batch"]) == (label, 0, 1)
-    assert used == {None, CycleCost(cost["rows"], cost["passes"], cost["level"], cost["token"])}
+    assert used == {None, CycleCost(cost["rows"], cost["passes"], cost["level"], cost["token"], cost["draft"])}
     assert set(cost["rows"]) - {2} == {1, 4} and cost["passes"][0] == 1 and cost["level"] > 0
 
 
@@ -88,7 +88,7 @@ def test_costs_are_measured_on_prompts_of_middle_length(lengths, middle, monkeyp
 
     def measure_costs(_, by_tree, prompts, *rest):
         measured.extend(len(prompt.tokens) for prompt in prompts)
-        return prediction.Costs([1, 2, 4], [1.0, 1.5, 2.0], {label: [(1, 1, 0.0)] for label in by_tree})
+        return Costs([1, 2, 4], [1.0, 1.5, 2.0], {label: [(1, 1, 0.0)] for label in by_tree})
 
     monkeypatch.setattr(bench, "measure_costs", measure_costs)
     task = SimpleNamespace(name="sums", questions=lengths)

@@ -37,7 +37,8 @@ def test_the_parts_of_a_cycle(pair, capsys):
     cycle.main(cycle.Args(method="hass@chain1", context=8, turns=8, repeats=3, temperature=1.0))
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     draws = {"walk of 3 tokens", "draw"}
-    parts = {"plain step", "cycle", "draft", "target pass", "head update", "commit", "cycle of 2 rows", cycle.DRAFTING}
+    parts = {"plain step", "cycle", "draft", "target pass", "head update", "commit", "cycle of 2 rows"}
+    parts |= {cycle.DRAFTING, cycle.EMPTY}
     assert set(result["ms"]) == draws | parts
     assert all(value >= 0 for value in result["ms"].values()) and result["ms"]["cycle"] > 0  # a commit may be too short
     assert result["break_even_tau"] == pytest.approx(result["ms"]["cycle"] / result["ms"]["plain step"], abs=2e-3)
@@ -49,16 +50,16 @@ def test_random_weights_of_a_published_size(pair, capsys, monkeypatch):
     monkeypatch.setattr(cycle, "model", lambda name: pair.config)
     milliseconds = {"plain step": 2.0, "cycle": 5.0, "cycle of 4 rows": 2.5, "cycle of 6 rows": 3.0, "draft": 0.5,
                     "target pass": 2.4, "head update": 0.3, "commit": 0.1,
-                    cycle.DRAFTING: 2.0 + 0.6}  # fmt: skip
+                    cycle.DRAFTING: 2.0 + 0.6, cycle.EMPTY: 2.0 + 1.0}  # fmt: skip
     monkeypatch.setattr(cycle, "time_turns", lambda calls, *_: {name: milliseconds[name] / 1000 for name in calls})
     monkeypatch.setattr(cycle, "drafting_of", lambda *_: lambda turns: SimpleNamespace(levels=jnp.int32(turns)))  # of 2
     given = cycle.Args(model="tiny", method="eagle3@2x2x5", context=8, turns=1, repeats=1, dtype="bfloat16")
     cycle.main(given)
     cost = json.loads(capsys.readouterr().out.splitlines()[-1])["cycle_cost"]
-    assert cost == {"rows": [1, 4, 6], "passes": [1.0, 1.25, 1.5], "level": 0.3, "token": 0.0}
+    assert cost == {"rows": [1, 4, 6], "passes": [1.0, 1.25, 1.5], "level": 0.3, "token": 0.0, "draft": 0.2}
     target, head = cycle.with_random_weights("tiny", given)
     assert target.dtype == "bfloat16" and head.tree.num_nodes == 5
-    CycleCost(tuple(cost["rows"]), tuple(cost["passes"]), cost["level"], cost["token"]).rungs(6)
+    CycleCost(**cost).rungs(6)
 
 
 @pytest.mark.parametrize(

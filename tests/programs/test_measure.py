@@ -111,6 +111,18 @@ def test_a_part_runs_so_many_times():
     assert [int(program(turns)) for turns in (2, 5)] == [7, 16]
 
 
+def test_a_part_begins_from_every_carry():
+    seen = []
+
+    def body(params, carry):
+        jax.debug.callback(lambda value: seen.append(int(value)), carry)
+        return carry + params
+
+    assert int(Part(body, jnp.int32(1), jnp.int32(1)).program(jnp.int32(5))(2)) == 7
+    jax.effects_barrier()
+    assert sorted(seen) == [1, 2, 5, 6]
+
+
 def test_the_compilation_cache_is_written(tmp_path):
     """Runs in a process of its own, because JAX keeps the first cache directory."""
     # The cache may be enabled after the first compilation.

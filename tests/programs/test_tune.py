@@ -17,8 +17,10 @@ from eagle_jax.core import CycleCost
 from eagle_jax.runtime import generation
 from eagle_jax.runtime.profile import Entry
 from infer import tune
-from infer.tuning import prediction, search, trials
-from infer.tuning.prediction import Costs, Drafts, extremes, record, unverified
+from infer.tuning import costs as costing
+from infer.tuning import search, trials
+from infer.tuning.costs import Costs, extremes
+from infer.tuning.prediction import Drafts, record, unverified
 from infer.tuning.trials import Prompt, Score, Setting, arguments, time_against_plain
 from tests.models import TREES, random_prompts, tiny_head, tiny_target
 
@@ -189,7 +191,7 @@ def test_tune_and_check(quick, capsys):
     steps = (
         "setting 1 of 1",
         "recording: compiling pld",
-        "costs: compiling 2 of 3",
+        "costs: compiling 2 of 4",
         "talk, batch 2 of 2",
         "measured talk",
     )
@@ -318,23 +320,45 @@ def test_what_is_refused(quick, given, message):
 def test_drafting_costs_what_it_adds_to_a_plain_step(monkeypatch):
     target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
     seconds = {1: 2.0, 2: 3.0, 4: 4.0, 8: 5.0, 13: 6.0, ("eagle3", head.tree): 2.5}
-    seconds |= {prediction.DRAW: 0.5, prediction.WALK: 1.1}  # of three further tokens
-    monkeypatch.setattr(prediction, "time_turns", lambda calls, *_, **__: {name: seconds[name] for name in calls})
-    costs = prediction.measure_costs(target, {"eagle3": {head.tree: head}}, PROMPTS[:2], Setting(2, 1.0, 8), 1)
-    seconds |= {6: 4.8, ("sps", CHAIN): 2.2}
-    both = prediction.measure_costs(
+    seconds["empty cycles of eagle3"] = 2.3
+    seconds |= {costing.DRAW: 0.5, costing.WALK: 1.1}  # of three further tokens
+    places = {costing.DRAW: 1, costing.WALK: 1}  # other calls run at two places of a reply
+    monkeypatch.setattr(
+        costing, "time_turns", lambda calls, *_, **__: {name: places.get(name, 2) * seconds[name] for name in calls}
+    )
+    costs = costing.measure_costs(target, {"eagle3": {head.tree: head}}, PROMPTS[:2], Setting(2, 1.0, 8), 1)
+    seconds |= {6: 4.8, ("sps", CHAIN): 2.2, "empty cycles of sps": 2.0}
+    both = costing.measure_costs(
         target, {"eagle3": {head.tree: head}, "sps": {CHAIN: head.with_tree(CHAIN)}}, PROMPTS[:2], Setting(2, 1.0, 8), 1
     )
     assert both.rows == [1, 2, 4, 6, 8, 13] and both.at_rows(6) == 4.8
+    assert both.parts("sps", CHAIN).draft == 0
     assert costs.rows == [1, 2, 4, 8, 13] and costs.passes == [2.0, 3.0, 4.0, 5.0, 6.0]
     assert costs.draw == pytest.approx(0.2) and costs.parts("eagle3", head.tree).token == pytest.approx(0.1)
+    parts = costs.parts("eagle3", head.tree)
+    assert parts.draft > 0 and parts.draft + parts.level == pytest.approx(0.3 / 2, abs=2e-4)
     ((levels, top_k, added),) = costs.drafts["eagle3"]
     assert 1 <= levels <= head.tree.depth and (top_k, added) == (head.tree.top_k, 0.5)
     passes = costs._replace(passes=[1.0, 1.02, 1.05, 3.0, 3.0], rows=[1, 2, 4, 8, 13])
     assert passes.parts("eagle3", head.tree).rows == (1, 4, 13)  # two cost what four do, and eight what thirteen do
     assert costs.parts("eagle3", head.tree).rows == (1, 2, 4, 8, 13)
-    # With half the levels drafted, the whole tree costs more than was measured.
+    # With half the levels drafted, the whole tree costs more than was costing.
     half = costs._replace(drafts={"eagle3": [(head.tree.depth / 2, top_k, added)]})
     whole = costs._replace(drafts={"eagle3": [(head.tree.depth, top_k, added)]})
     assert whole.cycle("eagle3", head.tree) == pytest.approx(6.5)
     assert half.cycle("eagle3", head.tree) > 6.7
+
+
+@pytest.mark.parametrize(("written", "lengths"), [((0.0,), [[5, 9]]), ((0.25, 0.75), [[9, 13], [17, 21]])])
+def test_costs_are_measured_within_replies(written, lengths):
+    target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
+    setting = Setting(2, 0.0, 16)
+    _, states = costing.blank_states(target, PROMPTS[:2], setting, head, written)
+    assert [state.cache.length.tolist() for state in states] == lengths
+    drafted = costing.drafting_of(target, head, PROMPTS[:2], setting, written)(1)
+    assert drafted.target.cache.length.tolist() == [length + 1 for length in lengths[-1]]
+    assert drafted.drafter.cache.length.tolist() == [length + 1 for length in lengths[-1]]
+    assert [state.drafter.cache.length.tolist() for state in states] == lengths
+    _, empty = costing.empty_cycles_of(target, head, PROMPTS[:2], setting, written)(2)
+    assert empty.cache.length.tolist() == [length + 2 for length in lengths[-1]]
+    assert empty.accepted.tolist() == [[2, 0, 0, 0, 0]] * 2 and not empty.done.any()

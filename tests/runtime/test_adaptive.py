@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import jax
@@ -209,6 +210,8 @@ def test_what_is_usual_follows_from_the_costs():
     for rows, depth, worth in ((2, 2, 1.7 / (1.5 + 0.14)), (3, 2, 2.19 / (1.7 + 0.238)), (3, 1, 1.7 / (1.5 + 0.14))):
         assert adaptive.usual_worth(cost, cost.rungs(rows), depth) == pytest.approx(worth)
     assert adaptive.usual_worth(cost, cost.rungs(5, all_sizes=False), 2) == pytest.approx(2.19 / (3.2 + 0.238))
+    dear = dataclasses.replace(cost, draft=0.3)
+    assert adaptive.usual_worth(dear, cost.rungs(5, all_sizes=False), 2) == pytest.approx(2.19 / (3.5 + 0.238))
 
 
 def test_the_size_with_the_most_tokens_per_cost_is_chosen():
@@ -309,6 +312,9 @@ def test_a_head_that_promised_too_much_drafts_fewer_levels():
         )
         spent.append(float(after.spent))  # 1 for the pass and 0.05 for every level
     assert 1 < spent[1] < spent[0]
+    cost = CycleCost((13,), (1.0,), 0.05, draft=0.25)
+    after, _ = loop.drafted_cycle(request.params, payoff, state, request.sampling, request.engine, cost)
+    assert float(after.spent) == pytest.approx(spent[1] + 0.25)
 
 
 def test_a_burst_fits_in_the_caches():

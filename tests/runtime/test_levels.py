@@ -44,7 +44,8 @@ def by_definition(cost, candidates, frontier, drafted):
                 fall = max(front) ** (1 / drafted)  # the likeliest path's, per level
                 new = [value * fall**level for value in front for level in range(1, more + 1)]
                 tokens += sum(sorted([*known, *new])[::-1][: rows - 1]) / len(frontier)
-            found.append((1 + tokens) / (passes + cost.level * (drafted + more) + cost.token * tokens))
+            whole = cost.draft + passes + cost.level * (drafted + more) + cost.token * tokens
+            found.append((1 + tokens) / whole)
         worth.append(max(found))
     return worth
 
@@ -55,10 +56,10 @@ values = st.lists(st.floats(0.001, 1.0), min_size=6, max_size=6)
 @settings(max_examples=60)
 @given(
     st.lists(values, min_size=2, max_size=2), st.integers(1, DEPTH), st.floats(0.0, 0.3), st.sampled_from((0.0, 0.1)),
-    st.floats(1.0, 3.0),
+    st.floats(1.0, 3.0), st.sampled_from((0.0, 0.5)),
 )  # fmt: skip
-def test_the_rule_is_its_definition(candidates, drafted, level, token, passes):
-    cost = CycleCost((1, 3, 7), (1.0, 1.2, 1.2 * passes), level, token)
+def test_the_rule_is_its_definition(candidates, drafted, level, token, passes, draft):
+    cost = CycleCost((1, 3, 7), (1.0, 1.2, 1.2 * passes), level, token, draft)
     frontier = [sorted(row)[2:4] for row in candidates]
     now, *later = by_definition(cost, candidates, frontier, drafted)
     if all(abs(one - now) > 1e-4 for one in later):
