@@ -62,7 +62,7 @@ def commands(text: str) -> list[str]:
 
 def program_calls(text: str) -> list[list[str]]:
     """Returns the words of every `python -m PROGRAM OPTIONS` of a page, also within a quoted command."""
-    found = (re.findall(r"python3? -m ((?:train|infer)\.[^'&]*)", line) for line in commands(text))
+    found = (re.findall(r"python3? -m ((?:train|infer)\.[^'&|]*)", line) for line in commands(text))
     return [words for calls in found for call in calls if (words := shlex.split(call))[-1] != "..."]
 
 
