@@ -19,13 +19,7 @@ import numpy as np
 
 import eagle_jax
 from eagle_jax.config import TreeConfig
-from eagle_jax.core import (
-    Drafter,
-    DraftTree,
-    Params,
-    Verified,
-    empty_tree,
-)
+from eagle_jax.core import Drafter, DraftTree, Params, Verified, empty_tree
 from eagle_jax.evaluate import depths_and_ranks
 from eagle_jax.parallel import to_host
 from eagle_jax.runtime.errors import check_finite

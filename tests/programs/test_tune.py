@@ -342,7 +342,7 @@ def test_drafting_costs_what_it_adds_to_a_plain_step(monkeypatch):
     passes = costs._replace(passes=[1.0, 1.02, 1.05, 3.0, 3.0], rows=[1, 2, 4, 8, 13])
     assert passes.parts("eagle3", head.tree).rows == (1, 4, 13)  # two cost what four do, and eight what thirteen do
     assert costs.parts("eagle3", head.tree).rows == (1, 2, 4, 8, 13)
-    # With half the levels drafted, the whole tree costs more than was costing.
+    # With half the levels drafted, the whole tree costs more than was measured.
     half = costs._replace(drafts={"eagle3": [(head.tree.depth / 2, top_k, added)]})
     whole = costs._replace(drafts={"eagle3": [(head.tree.depth, top_k, added)]})
     assert whole.cycle("eagle3", head.tree) == pytest.approx(6.5)
