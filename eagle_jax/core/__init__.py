@@ -1,6 +1,5 @@
 """Exports the engine: pure functions over explicit parameters. It imports no Flax itself."""
 
-from eagle_jax.core.adaptive import longest_update
 from eagle_jax.core.cache import commit
 from eagle_jax.core.costs import CycleCost, Payoff
 from eagle_jax.core.lanes import Jobs, Replies, RolloutState, advance_rollout, default_room, rollout, start_rollout
@@ -38,7 +37,7 @@ __all__ = [
     "Jobs", "KVCache", "LogProbs", "NewKV", "Params", "Payoff", "Replies", "RolloutState", "RowRandomness", "Sampling",
     "Sizes", "StepInfo", "TargetFn", "TargetOutput", "Verified", "VerifyFn", "advance_rollout", "ancestor_mask",
     "commit", "default_room", "deterministic", "emitted_log_probs", "emitted_tokens", "empty_cache", "empty_tree",
-    "extend", "generate", "gumbel", "largest", "longest_update", "make_sampling", "node_depths", "noise", "prefill",
+    "extend", "generate", "gumbel", "largest", "make_sampling", "node_depths", "noise", "prefill",
     "process_logits", "required_slots", "rollout", "row_keys", "start_rollout", "step", "threefry_keys", "uniform",
     "verify_key", "walk",
 ]  # fmt: skip

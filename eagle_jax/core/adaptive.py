@@ -68,11 +68,6 @@ GROWTH, LONGEST = 4, 2048
 """Factor of the plain steps after another failure, and their limit."""
 
 
-def longest_update(engine: Engine) -> int:
-    """Returns how many drafted or recorded tokens the drafter may have to read at once."""
-    return engine.drafter.depth if engine.cycle_cost is None else max(engine.drafter.depth, BURST)
-
-
 class Choice(NamedTuple):
     """Holds the choice for a cycle.
 

@@ -57,7 +57,7 @@ def slots_of(prompt_width: int, engine: Engine, sizes: Sizes) -> int:
     Raises:
       ValueError: `sizes.slots` are too few.
     """
-    needed = required_slots(prompt_width, sizes.max_tokens, adaptive.longest_update(engine), sizes.chunk)
+    needed = required_slots(prompt_width, sizes.max_tokens, engine.drafter.depth, sizes.chunk)
     slots = needed if sizes.slots is None else sizes.slots
     if slots < needed:
         raise ValueError(f"slots must be at least required_slots, {needed}, got {slots}. Raise it, or pass None.")
@@ -66,7 +66,9 @@ def slots_of(prompt_width: int, engine: Engine, sizes: Sizes) -> int:
 
 def empty_caches(params: Params, engine: Engine, rows: int, slots: int) -> tuple[KVCache, Any]:
     """Returns the empty cache of the target and the first state of the drafter."""
-    return engine.target.init_cache(rows, slots), engine.drafter.init(params, rows, slots)
+    # A drafter writes room for all tokens of a burst of plain steps, however few there are.
+    more = 0 if engine.cycle_cost is None else max(adaptive.BURST - engine.drafter.depth, 0)
+    return engine.target.init_cache(rows, slots), engine.drafter.init(params, rows, slots + more)
 
 
 def empty_features(params: Params, engine: Engine, rows: int, slots: int) -> Float[Array, "B S F"] | None:

@@ -263,7 +263,7 @@ def request_of(
     method, own = (vanilla_drafter(), {}) if drafter is None else (drafter.drafter, drafter.params)
     engine = Engine(target.fn, method, log_probs, cycle_cost=_checked_cost(cost, method))
     check_cost(engine)
-    batch, sizes = prepare(prompts, max_new_tokens, eos_ids, key, name, target.config, core.longest_update(engine))
+    batch, sizes = prepare(prompts, max_new_tokens, eos_ids, key, name, target.config, method.depth)
     if not sampling.greedy and key is None:
         raise ValueError("key must be given at temperature > 0, got None. Pass key=jax.random.key(seed) or key=seed.")
     params = {"target": target.params, "drafter": own}

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from eagle_jax import BoundDrafter, DraftHead, Medusa, SmallModel, Target, TreeConfig, lookahead, prompt_lookup
 from eagle_jax.config import EAGLE1_PARENTS, ConfigError, DecoderConfig, HeadConfig, MedusaConfig
-from eagle_jax.core import CycleCost, Engine, Params, Sampling, adaptive, longest_update, prefill, step
+from eagle_jax.core import CycleCost, Engine, Params, Sampling, adaptive, prefill, step
 from eagle_jax.devices import bits_of
 from eagle_jax.drafters import vanilla_drafter
 from eagle_jax.models import eagle3_head, init_head_params, init_medusa_params, init_params
@@ -102,7 +102,7 @@ def generation(
     target = _target(config, mesh, weights)
     bound = make_drafter(method, target, small, mesh, draft_vocab, drafter_weights)
     engine = Engine(target.fn, shard_drafter(bound.plain, mesh), cycle_cost=cost)
-    rows, sizes = prepare([[0] * prompt] * batch, max_tokens, (), 0, "", config, longest_update(engine))
+    rows, sizes = prepare([[0] * prompt] * batch, max_tokens, (), 0, "", config, engine.drafter.depth)
     params = {"target": target.params, "drafter": bound.params}
     arguments = params, _abstract(rows, mesh, P(ROWS)), _abstract(sampling, mesh, P())
     state = jax.eval_shape(functools.partial(prefill, engine=engine, sizes=sizes), *arguments)

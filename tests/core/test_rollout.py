@@ -153,7 +153,7 @@ def test_lanes_do_not_idle(drafter):
         ({"lanes": 0}, "lanes and room must be at least 1, got 0 and 1"),
         ({"jobs": 0}, "jobs must be a multiple of the 0 prompts, got 0"),
         ({"jobs": 8}, "jobs must be a multiple of the 7 prompts, got 8"),
-        ({"slots": 9}, "slots must be at least required_slots, 53, got 9"),
+        ({"slots": 9}, "slots must be at least required_slots, 21, got 9"),
         ({"reads_choices": True}, "cycle_cost must be None for a drafter that reads the target's choices"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 
 import jax
@@ -317,12 +318,16 @@ def test_a_head_that_promised_too_much_drafts_fewer_levels():
     assert float(after.spent) == pytest.approx(spent[1] + 0.25)
 
 
-def test_a_burst_fits_in_the_caches():
-    """A head writes all rows of a burst, also those beyond its last token."""
-    request = request_of(tiny_target(), tiny_head("eagle3", TREES["k3n12"]), PROMPTS, cycle_cost=2.0, max_new_tokens=32)
-    width, (max_tokens, chunk, slots) = request.batch.prompts.shape[1], request.sizes
-    needed = required_slots(width, max_tokens, adaptive.BURST, chunk)
-    assert slots >= needed
+def test_a_burst_fits_in_the_cache_of_the_head():
+    """A head writes all rows of a burst, also those beyond its last token; the target's cache stays small."""
+    head = tiny_head("eagle3", TREES["k3n12"])
+    request = request_of(tiny_target(), head, PROMPTS, cycle_cost=2.0, max_new_tokens=32)
+    width, (max_tokens, chunk, _) = request.batch.prompts.shape[1], request.sizes
+    needed = required_slots(width, max_tokens, head.drafter.depth, chunk)
+    start = functools.partial(prefill, engine=request.engine, sizes=request.sizes._replace(slots=needed))
+    state = jax.eval_shape(start, *request[:3])
+    assert state.cache.slots == needed
+    assert state.drafter.cache.slots >= required_slots(width, max_tokens, adaptive.BURST, chunk) > needed
     with pytest.raises(ValueError, match=f"slots must be at least required_slots, {needed}, got {needed - 1}"):
         prefill(*request._replace(sizes=request.sizes._replace(slots=needed - 1)))
 
