@@ -60,6 +60,8 @@ CAUTION = 20.0
 """Evidence without which odds stay those of the scores."""
 SURE = 0.95
 """Most that a score counts: of a method without probabilities all are 1."""
+MARGIN = 0.1
+"""Share by which a cycle may cost more beyond a plain step than it should: costs vary, the most after plain steps."""
 TRIAL = 3.0
 """Plain steps that all calls together may have lost where another text is still a new chance."""
 CREDIT = 20.0
@@ -213,9 +215,10 @@ def judge(
     gain = _weights(state, refilled) @ info.emitted.astype(jnp.float32) - choice.lag
     kept = _mean(info.acceptance.count, state)
     cost = choice.cost + token * kept
+    saved = gain - cost - MARGIN * jnp.maximum(cost - 1, 0)
     fade = 1 - 1 / MEMORY
     gained, spent = fade * payoff.gained + gain, fade * payoff.spent + cost
-    balance = jnp.minimum(payoff.balance + gain - cost, SLACK)
+    balance = jnp.minimum(payoff.balance + saved, SLACK)
     worth = (PRIOR * (choice.worth + usual) + gained) / (2 * PRIOR + spent)
     promise = (worth - DOUBTFUL) / (PROMISING - DOUBTFUL)
     least = jnp.minimum(LOSS * _mean(state.budget, state), SLACK)
@@ -232,7 +235,7 @@ def judge(
     longer = jnp.minimum(payoff.pause * GROWTH, LONGEST)
     pause = jnp.where(fails, longer, jnp.where(balance == SLACK, BURST, payoff.pause))
     return Payoff(
-        balance, gained, spent, shift, evidence, jnp.clip(payoff.saved + gain - cost, -CREDIT, CREDIT),
+        balance, gained, spent, shift, evidence, jnp.clip(payoff.saved + saved, -CREDIT, CREDIT),
         jnp.where(fails, payoff.pause, 0), pause,
     )  # fmt: skip
 
