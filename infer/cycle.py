@@ -46,11 +46,11 @@ from infer.common.labels import Label
 from infer.common.methods import Loader, Places, check_methods, load_pair, method_of
 from infer.common.programs import at_least_one, listed, run
 from infer.common.timing import FEW, Part, time_turns
-from infer.tuning.costs import RUNGS, blank, drafting_of, empty_cycles_of, further_draw, walks_of
+from infer.tuning.costs import RUNGS, blank, drafting_of, empty_cycles_of, further_draw, least_levels, walks_of
 from infer.tuning.trials import Prompt, Setting, show_progress
 
 DRAFTING = "plain step, draft and head update"
-EMPTY = "cycle that drafts a level and verifies none"
+EMPTY = "cycle that drafts least and verifies none"
 """Names of parts."""
 
 
@@ -112,7 +112,7 @@ def main(args: Args) -> dict[str, Any]:
         "passes": [1.0, *(round(value / times["plain step"], 3) for value in passes)],
         "level": level,
         "token": round(further_draw(times) / times["plain step"], 4),
-        "draft": round(max(0.0, times[EMPTY] / times["plain step"] - 1 - level), 4),
+        "draft": round(max(0.0, times[EMPTY] / times["plain step"] - 1 - level * least_levels(head.drafter)), 4),
     }
     print(f"One cycle of {names}: {rows} rows, {args.batch} x {args.context} tokens in the cache\n")
     print("| part | ms | of a plain step |\n|---|---:|---:|")

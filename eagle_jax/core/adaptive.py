@@ -8,10 +8,10 @@ loss is taken. If it verifies nothing and earlier cycles did not pay either, pla
 
 A balance counts the tokens that cycles gain, less what they cost in plain steps, with a margin, since costs vary. If it
 falls too low, a burst of plain steps follows, and four times as many after each consecutive failure; each plain step
-repays 2% of a step. Half of what earlier drafts have saved may be lost, too. A batch ends with its slowest row. Rows
-therefore count by the tokens left to them, and the expected lag of the slowest row is subtracted: rows drift apart like
-random walks. In lanes that refill themselves all rows count alike. The drafter reads the tokens of a burst at its end,
-all at once, and only if drafts go on before the texts end, so a plain step costs as much as without a drafter.
+repays 2% of a step. Before that, half of what earlier drafts have saved may be lost. A batch ends with its slowest row.
+Rows therefore count by the tokens left to them, and the expected lag of the slowest row is subtracted: rows drift apart
+like random walks. In lanes that refill themselves all rows count alike. The drafter reads the tokens of a burst at its
+end, all at once, and only if drafts go on before the texts end, so a plain step costs as much as without a drafter.
 """
 
 from __future__ import annotations

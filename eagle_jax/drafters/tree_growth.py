@@ -155,7 +155,8 @@ def tree_drafter(
     def with_limit(pays: Pays | None, running: Array) -> Drafter:
         return drafter._replace(draft=functools.partial(draft, pays=pays, running=running))
 
-    return drafter._replace(with_limit=with_limit)
+    stops = tree.parents is None and tree.rerank and rule is None
+    return drafter._replace(with_limit=with_limit if stops else None)
 
 
 def read_confirmed(

@@ -279,16 +279,23 @@ def _checked_cost(cost: float | CycleCost | None, method: core.Drafter) -> Cycle
     if isinstance(cost, CycleCost):
         if not method.reads_choices:  # such a drafter takes no cost at all: `check_cost` raises
             cost.rungs(rows)  # raises if they do not reach the tree's rows
-    elif cost is not None and (
-        isinstance(cost, bool) or not isinstance(cost, int | float | np.number) or not 1 <= cost < np.inf
-    ):
-        remedy = "CycleCost(**cost)" if isinstance(cost, dict) else "what infer.cycle measures"
+    elif cost is not None and not (_is_number(cost) and 1 <= cost < np.inf):
+        whole = 'CycleCost(**cost["cycle_cost"])' if isinstance(cost, dict) and "cycle_cost" in cost else ""
+        remedy = whole or ("CycleCost(**cost)" if isinstance(cost, dict) else "what infer.cycle measures")
         raise ValueError(
             f"cycle_cost must be a number of plain steps, at least 1, or a CycleCost, got {cost!r}. Pass {remedy}."
         )
     if cost is None or not method.num_nodes:
         return None
     return cost if isinstance(cost, CycleCost) else CycleCost((rows,), (float(cost),))
+
+
+def _is_number(value: Any) -> bool:
+    """Returns whether a value is a known real number, in an array without axes or not in one."""
+    if isinstance(value, bool | jax.core.Tracer):
+        return False
+    kind = np.dtype(getattr(value, "dtype", type(value) if isinstance(value, int | float) else object)).kind
+    return kind in "iuf" and np.ndim(value) == 0
 
 
 def chosen(
@@ -318,7 +325,13 @@ def checked_payoff(
     if payoff is None:
         return expected_payoff(method) if cost is None else None
     if not isinstance(payoff, Payoff):
-        raise ValueError(f"payoff must be that of an earlier output, got {payoff!r:.40}. Pass out.payoff.")
+        found = type(payoff).__name__ if hasattr(payoff, "payoff") else f"{payoff!r:.40}"
+        raise ValueError(f"payoff must be that of an earlier output, got {found}. Pass out.payoff.")
+    for name, known in adaptive.start()._asdict().items():
+        value, whole = getattr(payoff, name), known.dtype.kind == "i"
+        if not _is_number(value) or (whole and (int(value) != value or value < 0)):
+            kind = "a whole number, at least 0" if whole else "a number"
+            raise ValueError(f"payoff.{name} must be {kind}, got {value!r}. Pass out.payoff of another call.")
     if not np.all(np.isfinite(to_host(tuple(payoff)))):
         raise ValueError(f"payoff must have finite numbers, got {to_host(payoff)}. Pass out.payoff of another call.")
     if cost is None and not isinstance(drafter, str):

@@ -64,7 +64,9 @@ class Costs(NamedTuple):
       drafts: of a method, for some top_k and numbers of drafted levels: (levels, top_k, seconds), for drafting and
         updating its state.
       draw: seconds in which the target draws a further token for every row; 0 at temperature 0.
-      empty: of a method, seconds of a cycle that drafts one level and verifies nothing, beyond those of a plain step.
+      empty: of a method, seconds of a cycle that drafts as little as it can and verifies nothing, beyond those of a
+        plain step.
+      levels: of a method, drafted levels of such a cycle: 1, or all of a tree whose drafting cannot stop.
     """
 
     rows: list[int]
@@ -72,6 +74,7 @@ class Costs(NamedTuple):
     drafts: dict[str, list[tuple[float, int, float]]]
     draw: float = 0.0
     empty: Mapping[str, float] = MappingProxyType({})
+    levels: Mapping[str, int] = MappingProxyType({})
 
     def at_rows(self, rows: int) -> float:
         """Returns the seconds of a cycle that verifies `rows` rows, without drafting."""
@@ -95,7 +98,7 @@ class Costs(NamedTuple):
             if rows == 1 or self.at_rows(rows) < CHEAPER * self.at_rows(sizes[0]):
                 sizes = (rows, *sizes)
         level = (self.cycle(method, tree) - self.at_rows(most)) / tree.depth
-        draft = max(self.empty.get(method, 0.0) - level, 0.0)
+        draft = max(self.empty.get(method, 0.0) - level * self.levels.get(method, 1), 0.0)
         return CycleCost(
             sizes, tuple(round(self.at_rows(rows) / plain, 3) for rows in sizes),
             *(round(seconds / plain, 4) for seconds in (level, self.draw, draft)),
@@ -151,7 +154,8 @@ def measure_costs(
     seconds = {name: time if name in (WALK, DRAW) else time / len(MEASURED) for name, time in seconds.items()}
     passes = [seconds[width] for width in rows]
     beyond = {method: seconds[name] - seconds[1] for name, method in empty.items()}
-    costs = Costs(rows, passes, {method: [] for method in drafters}, further_draw(seconds), beyond)
+    least = {method: least_levels(drafters[method][extremes(drafters[method])[-1]].drafter) for method in drafters}
+    costs = Costs(rows, passes, {method: [] for method in drafters}, further_draw(seconds), beyond, least)
     for method, tree in ends:
         drafting = max(seconds[method, tree] - seconds[1], 0.0)
         costs.drafts[method].append((levels[method, tree], tree.top_k, drafting))
@@ -273,7 +277,7 @@ def empty_cycles_of(
     target: eagle_jax.Target, drafter: eagle_jax.BoundDrafter, prompts: Sequence[Prompt], setting: Setting,
     written: Sequence[float] = MEASURED,
 ) -> Callable[[int], Any]:  # fmt: skip
-    """Returns a call that runs cycles of a ladder that draft one level, and choose to verify no node."""
+    """Returns a call that runs cycles of a ladder that draft `least_levels`, and choose to verify no node."""
     cost = CycleCost((1, drafter.drafter.num_nodes + 1), (0.5, 99.0), 1e-6)  # by which nodes never pay
     (params, _, sampling, engine, _), states = blank_states(target, prompts, setting, drafter, written, cost)
     carry, *others = [(adaptive.start(), state) for state in states]
@@ -283,6 +287,11 @@ def empty_cycles_of(
         return drafted_cycle(params, payoff, state, sampling, engine, cost)
 
     return Part(cycle, params, carry).program(*others)
+
+
+def least_levels(drafter: Drafter) -> int:
+    """Returns the fewest levels that a drafted cycle has: one, if drafting can stop where levels do not pay."""
+    return drafter.depth if drafter.with_limit is None else 1
 
 
 def filled(state: Any, length: jax.Array) -> Any:

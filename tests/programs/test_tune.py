@@ -13,7 +13,8 @@ import yaml
 
 import eagle_jax
 from eagle_jax.config import TreeConfig
-from eagle_jax.core import CycleCost
+from eagle_jax.core import CycleCost, adaptive
+from eagle_jax.core.loop import drafted_cycle
 from eagle_jax.runtime import generation
 from eagle_jax.runtime.profile import Entry
 from infer import tune
@@ -362,3 +363,14 @@ def test_costs_are_measured_within_replies(written, lengths):
     _, empty = costing.empty_cycles_of(target, head, PROMPTS[:2], setting, written)(2)
     assert empty.cache.length.tolist() == [length + 2 for length in lengths[-1]]
     assert empty.accepted.tolist() == [[2, 0, 0, 0, 0]] * 2 and not empty.done.any()
+
+
+@pytest.mark.parametrize(("tree", "levels"), [("chain4", 1), ("k3n12", 1), ("no-rerank", 4), ("static", 4)])
+def test_an_empty_cycle_drafts_a_level_where_drafting_can_stop(tree, levels):
+    head = tiny_head("eagle3", TREES[tree])
+    cost = CycleCost(
+        (1, head.tree.num_nodes + 1), (0.5, 99.0), 0.5
+    )  # of a level: the cost of a cycle tells their number
+    request, (state,) = costing.blank_states(tiny_target(), PROMPTS[:2], Setting(2, 0.0, 16), head, (0.5,), cost)
+    payoff, _ = drafted_cycle(request.params, adaptive.start(), state, request.sampling, request.engine, cost)
+    assert (float(payoff.spent) - 0.5) / 0.5 == costing.least_levels(request.engine.drafter) == levels

@@ -130,3 +130,6 @@ def test_a_payoff_is_that_of_an_earlier_output():
             call(target, head, PROMPTS, cycle_cost=2, payoff=broken)
         with pytest.raises(ValueError, match="payoff must come with cycle_cost, got none"):
             call(target, head, PROMPTS, payoff=adaptive.start())
+        for name, value in (("wait", -5), ("pause", 2.5), ("saved", None), ("gained", np.zeros(2, np.float32))):
+            with pytest.raises(ValueError, match=rf"payoff\.{name} must be a (whole )?number"):
+                call(target, head, PROMPTS, cycle_cost=2, payoff=adaptive.start()._replace(**{name: value}))
