@@ -155,8 +155,7 @@ def tree_drafter(
     def with_limit(pays: Pays | None, running: Array) -> Drafter:
         return drafter._replace(draft=functools.partial(draft, pays=pays, running=running))
 
-    stops = tree.parents is None and tree.rerank and rule is None
-    return drafter._replace(with_limit=with_limit if stops else None)
+    return drafter._replace(with_limit=with_limit if tree.rerank and (rule, tree.parents) == (None, None) else None)
 
 
 def read_confirmed(
