@@ -13,7 +13,7 @@ The parts are:
 - above temperature 0 a walk down accepted tokens, and a draw;
 - cycles of smaller trees, without drafting (`--rows`);
 - a plain step followed by drafting and update, from which the cost of a level follows;
-- a cycle that drafts one level and verifies no node, from which follows what a draft costs beside its levels.
+- a cycle with the fewest drafted levels, of which no node is verified: what a draft costs beside its levels follows.
 
 Every part runs alone in one compiled loop, with few and with many turns: the difference has no host time and no copy at
 the start. The parts take turns, and the lower quartile of their times counts. They are compiled apart and need not add

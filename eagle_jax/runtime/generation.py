@@ -23,7 +23,7 @@ from eagle_jax.parallel import to_host
 from eagle_jax.runtime.drafters import BoundDrafter
 from eagle_jax.runtime.errors import check_finite, check_fits, memory_errors
 from eagle_jax.runtime.profile import Chosen, Profile, bound_profile
-from eagle_jax.runtime.request import Request, StopTokens, check_drafter, prepare, sampling_of, with_taps
+from eagle_jax.runtime.request import Request, StopTokens, check_drafter, is_number, prepare, sampling_of, with_taps
 from eagle_jax.runtime.target import Target, check_target
 
 STATIC = ("engine", "sizes")
@@ -279,23 +279,16 @@ def _checked_cost(cost: float | CycleCost | None, method: core.Drafter) -> Cycle
     if isinstance(cost, CycleCost):
         if not method.reads_choices:  # such a drafter takes no cost at all: `check_cost` raises
             cost.rungs(rows)  # raises if they do not reach the tree's rows
-    elif cost is not None and not (_is_number(cost) and 1 <= cost < np.inf):
-        whole = 'CycleCost(**cost["cycle_cost"])' if isinstance(cost, dict) and "cycle_cost" in cost else ""
-        remedy = whole or ("CycleCost(**cost)" if isinstance(cost, dict) else "what infer.cycle measures")
+    elif cost is not None and not (is_number(cost) and 1 <= cost < np.inf):
+        remedy = "what infer.cycle measures"
+        if isinstance(cost, dict):
+            remedy = 'CycleCost(**cost["cycle_cost"])' if "cycle_cost" in cost else "CycleCost(**cost)"
         raise ValueError(
             f"cycle_cost must be a number of plain steps, at least 1, or a CycleCost, got {cost!r}. Pass {remedy}."
         )
     if cost is None or not method.num_nodes:
         return None
     return cost if isinstance(cost, CycleCost) else CycleCost((rows,), (float(cost),))
-
-
-def _is_number(value: Any) -> bool:
-    """Returns whether a value is a known real number, in an array without axes or not in one."""
-    if isinstance(value, bool | jax.core.Tracer):
-        return False
-    kind = np.dtype(getattr(value, "dtype", type(value) if isinstance(value, int | float) else object)).kind
-    return kind in "iuf" and np.ndim(value) == 0
 
 
 def chosen(
@@ -327,13 +320,11 @@ def checked_payoff(
     if not isinstance(payoff, Payoff):
         found = type(payoff).__name__ if hasattr(payoff, "payoff") else f"{payoff!r:.40}"
         raise ValueError(f"payoff must be that of an earlier output, got {found}. Pass out.payoff.")
-    for name, known in adaptive.start()._asdict().items():
-        value, whole = getattr(payoff, name), known.dtype.kind == "i"
-        if not _is_number(value) or (whole and (int(value) != value or value < 0)):
-            kind = "a whole number, at least 0" if whole else "a number"
+    for name, value in payoff._asdict().items():
+        whole = name in ("wait", "pause")
+        if not (is_number(value) and np.isfinite(value)) or (whole and (int(value) != value or value < 0)):
+            kind = "a whole number, at least 0" if whole else "a finite number"
             raise ValueError(f"payoff.{name} must be {kind}, got {value!r}. Pass out.payoff of another call.")
-    if not np.all(np.isfinite(to_host(tuple(payoff)))):
-        raise ValueError(f"payoff must have finite numbers, got {to_host(payoff)}. Pass out.payoff of another call.")
     if cost is None and not isinstance(drafter, str):
         raise ValueError("payoff must come with cycle_cost, got none. Pass the cycle_cost of the earlier call.")
     return payoff

@@ -166,10 +166,16 @@ def sampling_of(**settings: Any) -> Sampling:
     """
     _check_not_traced(**settings)
     for name, value in settings.items():
-        number = isinstance(value, numbers.Real) or (isinstance(value, jax.Array | np.ndarray) and value.ndim == 0)
-        if isinstance(value, bool) or not number:
+        if not is_number(value):
             raise ValueError(f"{name} must be a number, got {value!r}. Pass a number or a scalar array.")
     return make_sampling(**settings)
+
+
+def is_number(value: Any) -> bool:
+    """Returns whether a value is a real number that is known, or an array of one without axes."""
+    if isinstance(value, jax.Array | np.ndarray):
+        return value.ndim == 0 and value.dtype.kind in "iuf" and not isinstance(value, jax.core.Tracer)
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def bucket(size: int) -> int:

@@ -138,9 +138,8 @@ def measure_costs(
     ends = {(method, tree): trees[tree] for method, trees in drafters.items() for tree in extremes(trees)}
     calls |= {name: drafting_of(target, drafter, prompts, setting) for name, drafter in ends.items()}
     calls |= walks_of(target, prompts, setting) if setting.temperature else {}
-    empty = {f"empty cycles of {method}": method for method in drafters}
-    for name, method in empty.items():
-        calls[name] = empty_cycles_of(target, drafters[method][extremes(drafters[method])[-1]], prompts, setting)
+    empty = {f"empty cycles of {method}": (method, trees[extremes(trees)[-1]]) for method, trees in drafters.items()}
+    calls |= {name: empty_cycles_of(target, drafter, prompts, setting) for name, (_, drafter) in empty.items()}
     levels = {}
     for number, (name, call) in enumerate(calls.items(), 1):
         pass_words = f"a target pass of {name} rows" if name in rows else name
@@ -153,8 +152,8 @@ def measure_costs(
     seconds = time_turns(calls, TURNS, 1, repeats, enough=ENOUGH)
     seconds = {name: time if name in (WALK, DRAW) else time / len(MEASURED) for name, time in seconds.items()}
     passes = [seconds[width] for width in rows]
-    beyond = {method: seconds[name] - seconds[1] for name, method in empty.items()}
-    least = {method: least_levels(drafters[method][extremes(drafters[method])[-1]].drafter) for method in drafters}
+    beyond = {method: seconds[name] - seconds[1] for name, (method, _) in empty.items()}
+    least = {method: least_levels(drafter.drafter) for method, drafter in empty.values()}
     costs = Costs(rows, passes, {method: [] for method in drafters}, further_draw(seconds), beyond, least)
     for method, tree in ends:
         drafting = max(seconds[method, tree] - seconds[1], 0.0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import eagle_jax
-from eagle_jax.core import adaptive, generate, prefill
+from eagle_jax.core import CycleCost, adaptive, generate, prefill
 from eagle_jax.runtime import generation
 from eagle_jax.runtime.generation import request_of
 from tests.models import TREES, cycle_result, random_prompts, tiny_head, tiny_target
@@ -126,10 +126,30 @@ def test_a_payoff_is_that_of_an_earlier_output():
         with pytest.raises(ValueError, match=r"payoff must be that of an earlier output, got 3\. Pass out\.payoff"):
             call(target, head, PROMPTS, cycle_cost=2, payoff=3)
         broken = adaptive.start()._replace(gained=jnp.float32(float("nan")))
-        with pytest.raises(ValueError, match=r"payoff must have finite numbers, got Payoff.*gained=.*nan"):
+        with pytest.raises(ValueError, match=r"payoff\.gained must be a finite number, got .*nan"):
             call(target, head, PROMPTS, cycle_cost=2, payoff=broken)
         with pytest.raises(ValueError, match="payoff must come with cycle_cost, got none"):
             call(target, head, PROMPTS, payoff=adaptive.start())
-        for name, value in (("wait", -5), ("pause", 2.5), ("saved", None), ("gained", np.zeros(2, np.float32))):
-            with pytest.raises(ValueError, match=rf"payoff\.{name} must be a (whole )?number"):
+        for name, value in (
+            ("wait", -5),
+            ("wait", np.nan),
+            ("pause", 2.5),
+            ("saved", None),
+            ("gained", np.zeros(2, np.float32)),
+        ):
+            with pytest.raises(ValueError, match=rf"payoff\.{name} must be a (whole|finite) number"):
                 call(target, head, PROMPTS, cycle_cost=2, payoff=adaptive.start()._replace(**{name: value}))
+
+
+def test_one_cost_is_a_number_or_an_array_without_axes():
+    head = tiny_head("eagle3", TREES["k3n12"])
+    for cost in (2, np.array(2.0), np.float32(2), jnp.float32(2)):
+        assert request_of(tiny_target(), head, PROMPTS, cycle_cost=cost).engine.cycle_cost == CycleCost((13,), (2.0,))
+    report = {"cycle_cost": {}, "ms": {}}  # the whole last line of infer.cycle
+    for cost, remedy in (
+        (np.complex64(2), "what infer"),
+        (np.array([2.0]), "what infer"),
+        (report, r'CycleCost\(\*\*cost\["cycle_cost"\]\)'),
+    ):
+        with pytest.raises(ValueError, match=f"cycle_cost must be a number of plain steps.* Pass {remedy}"):
+            request_of(tiny_target(), head, PROMPTS, cycle_cost=cost)
