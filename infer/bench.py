@@ -46,7 +46,7 @@ from infer.common.results import Costs, Group, Result
 from infer.common.runs import Run, RunArgs, prepare, turns
 from infer.common.tables import markdown
 from infer.common.timing import Call, Method, cell, engine, time_repetitions
-from infer.tuning.costs import measure_costs
+from infer.tuning.costs import ends_of, measure_costs
 from infer.tuning.trials import Prompt, Setting
 
 BY_COST = ", by cost"
@@ -154,10 +154,11 @@ def has_costs(drafter: eagle_jax.BoundDrafter | None) -> bool:
 def costs_of(drafters: Mapping[str, Any], current: Run[Result], group: Group, args: Args) -> dict[str, CycleCost]:
     """Returns the costs of trees, measured once per temperature and batch size.
 
-    They depend on the length of the prompts: those of the first turns' batch of middle length are taken.
+    They depend on the length of the prompts: the shortest and the longest batch of first turns count.
     """
+    fields = [field.name for field in dataclasses.fields(CycleCost)]
     known = {
-        one.label: CycleCost(one.rows, one.passes, one.level, one.token, one.draft)
+        one.label: CycleCost(**{name: getattr(one, name) for name in fields})
         for one in current.result.costs
         if (one.temperature, one.batch) == (group.temperature, group.batch)
     }
@@ -166,13 +167,13 @@ def costs_of(drafters: Mapping[str, Any], current: Run[Result], group: Group, ar
     questions = next(task.questions for task in current.tasks if task.name == group.task)
     parts = (questions[start : start + group.batch] for start in range(0, len(questions), group.batch))
     firsts = [first for part in parts if (first := next(turns(part, current, args, group.batch), None))]
-    longest = sorted(firsts, key=lambda turn: max(map(len, turn.prompts)))
-    middle = longest[(len(longest) - 1) // 2]
-    prompts = [Prompt(*pair) for pair in zip(middle.prompts, middle.keys, strict=True)]
-    setting = Setting(len(prompts), group.temperature, args.max_new_tokens)
+    whole = [turn for turn in firsts if len(turn.prompts) == group.batch] or firsts
+    ends = ends_of([[Prompt(*pair) for pair in zip(turn.prompts, turn.keys, strict=True)] for turn in whole])
+    setting = Setting(len(ends[0]), group.temperature, args.max_new_tokens)
     by_tree = {label: {drafter.tree: drafter} for label, drafter in drafters.items()}
-    costs = measure_costs(current.target, by_tree, prompts, setting, max(args.repeats, COST_REPEATS))
-    found = {label: costs.parts(label, drafter.tree) for label, drafter in drafters.items()}
+    repeats = max(args.repeats, COST_REPEATS)
+    least, *most = [measure_costs(current.target, by_tree, prompts, setting, repeats) for prompts in ends]
+    found = {label: least.parts(label, drafter.tree, *most) for label, drafter in drafters.items()}
     current.result.costs += [
         Costs(label, group.temperature, group.batch, **dataclasses.asdict(cost)) for label, cost in found.items()
     ]

@@ -3,7 +3,7 @@
     python -m infer.cycle
     python -m infer.cycle --pair smollm2
     python -m infer.cycle --target PATH --eagle3 PATH --method eagle3@6x10x59
-    python -m infer.cycle --temperature 1
+    python -m infer.cycle --temperature 1 --context 128,512
     python -m infer.cycle --model llama-3.1-8b --dtype bfloat16 --batch 8 --context 2048   # random weights
 
 The parts are:
@@ -18,7 +18,8 @@ The parts are:
 Every part runs alone in one compiled loop, with few and with many turns: the difference has no host time and no copy at
 the start. The parts take turns, and the lower quartile of their times counts. They are compiled apart and need not add
 up. The program prints a table and, last, one JSON object, of which `break_even_tau` is the cost of a whole cycle, and
-`cycle_cost` the costs of the parts: `core.CycleCost(**cycle_cost)`. `generate` takes either as its `cycle_cost`.
+`cycle_cost` the costs of the parts: `core.CycleCost(**cycle_cost)`. `generate` takes either as its `cycle_cost`. Of
+several lengths of the context, `cycle_cost` has all, and `generate` interpolates; the rest is of the last one.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import jax.numpy as jnp
 
 import eagle_jax
 from eagle_jax.config import EAGLE1_PARENTS
-from eagle_jax.core.cache import commit
+from eagle_jax.core.cache import commit, slots_read
 from eagle_jax.core.loop import step
 from eagle_jax.core.sampling import first_largest, make_sampling
 from eagle_jax.core.tree import ancestor_mask, node_depths
@@ -46,7 +47,16 @@ from infer.common.labels import Label
 from infer.common.methods import Loader, Places, check_methods, load_pair, method_of
 from infer.common.programs import at_least_one, listed, run
 from infer.common.timing import FEW, Part, time_turns
-from infer.tuning.costs import RUNGS, blank, drafting_of, empty_cycles_of, further_draw, least_levels, walks_of
+from infer.tuning.costs import (
+    RUNGS,
+    blank,
+    blank_states,
+    drafting_of,
+    empty_cycles_of,
+    further_draw,
+    least_levels,
+    walks_of,
+)
 from infer.tuning.trials import Prompt, Setting, show_progress
 
 DRAFTING = "plain step, draft and head update"
@@ -62,7 +72,7 @@ class Args(Places):
     # else hass, with --pair smollm2 or --model eagle3
     method: str | None = None
     model: str | None = None  # sizes of a published model, as in infer.aot, with random weights; its head is eagle3
-    context: int = 128  # tokens in the cache
+    context: str = "128"  # tokens in the cache; several numbers, separated by commas, are measured one after another
     batch: int = 1  # rows
     temperature: float = 0.0  # of the draws
     # rows of smaller trees, the root included, for cycle_cost; only those below the tree's count
@@ -73,8 +83,8 @@ class Args(Places):
 
 def main(args: Args) -> dict[str, Any]:
     """Measures and prints the parts; returns the last line."""
-    at_least_one(args, "context", "batch", "turns", "repeats")
-    sizes = listed(args, "rows", int, 2)
+    at_least_one(args, "batch", "turns", "repeats")
+    sizes, contexts = listed(args, "rows", int, 2), sorted(listed(args, "context", int, 1))
     use_compilation_cache()
     head: eagle_jax.BoundDrafter | None
     if args.model is not None:
@@ -89,8 +99,39 @@ def main(args: Args) -> dict[str, Any]:
 
     rows = head.tree.num_nodes + 1
     sizes = sorted({*(size for size in sizes if size < rows), rows})
-    calls = {name: part.program() for name, part in parts(target, head, sizes, args).items()}
-    prompts = [Prompt([0] * args.context, key) for key in jax.random.split(jax.random.key(0), args.batch)]
+    check_room(target, head, contexts[-1], args)
+    names = f"{target.name} with {head.name}"
+    costs, report = {}, {}
+    for context in contexts:
+        times, levels, slots = measure(target, head, sizes, context, args)
+        even = times["cycle"] / times["plain step"]
+        costs[slots] = cost_of(times, levels, least_levels(head.drafter), sizes) | {"slots": slots}
+        print(f"One cycle of {names}: {rows} rows, {args.batch} x {context} tokens in the cache\n")
+        print("| part | ms | of a plain step |\n|---|---:|---:|")
+        for name, value in times.items():
+            print(f"| {name} | {value:.3f} | {value / times['plain step']:.2f} |")
+        print(f"\n{levels:g} of {head.tree.depth} levels were drafted: in the others no node could enter the tree.")
+        print(f"A cycle pays from a tau of {even:.2f}.\n")
+        report = {"ms": times, "break_even_tau": round(even, 3)}
+    print(f"Machine: {machine()}")
+    longer: dict[str, Any] = {}
+    for cost in reversed(costs.values()):
+        longer = cost | ({"longer": longer} if longer else {})
+    report |= {"cycle_cost": longer, "machine": machine(), "settings": dataclasses.asdict(args)}
+    print(json.dumps(report))
+    return report
+
+
+def measure(
+    target: eagle_jax.Target, head: eagle_jax.DraftHead, sizes: Sequence[int], context: int, args: Args
+) -> tuple[dict[str, float], float, float]:
+    """Measures with `context` tokens in the cache.
+
+    Returns:
+      the milliseconds of every part, the levels that were drafted, and `CycleCost.slots`.
+    """
+    calls = {name: part.program() for name, part in parts(target, head, sizes, context, args).items()}
+    prompts = [Prompt([0] * context, key) for key in jax.random.split(jax.random.key(0), args.batch)]
     setting = Setting(args.batch, args.temperature, longest_reply(head, args))
     calls |= walks_of(target, prompts, setting) if args.temperature else {}
     calls[DRAFTING] = drafting_of(target, head, prompts, setting, (0.0,))
@@ -100,31 +141,27 @@ def main(args: Args) -> dict[str, Any]:
         show_progress(f"compiling {number} of {len(calls)}, {name}")
         found[name] = call(FEW)
     show_progress(f"measuring, {args.repeats} repetitions")
-    levels = float(found[DRAFTING].levels) / FEW
     seconds = time_turns(calls, args.turns, "plain step", args.repeats)
     times = {name: round(1000 * value, 4) for name, value in seconds.items()}
-    even = times["cycle"] / times["plain step"]
-    names = f"{target.name} with {head.name}"
-    passes = [times[f"cycle of {size} rows"] for size in sizes]
-    level = round(max(0.0, times[DRAFTING] - times["plain step"]) / levels / times["plain step"], 4)
-    cost = {
+    _, (state,) = blank_states(target, prompts, setting, head, (0.0,))
+    return times, float(found[DRAFTING].levels) / FEW, float(slots_read(state.cache))
+
+
+def cost_of(times: dict[str, float], levels: float, least: int, sizes: Sequence[int]) -> dict[str, Any]:
+    """Returns the fields of a `CycleCost` from the milliseconds of the parts.
+
+    Args:
+      levels: that were drafted in `DRAFTING`. least: those of `EMPTY`. sizes: rows of measured passes.
+    """
+    step = times["plain step"]
+    level = round(max(0.0, times[DRAFTING] - step) / levels / step, 4)
+    return {
         "rows": [1, *sizes],
-        "passes": [1.0, *(round(value / times["plain step"], 3) for value in passes)],
+        "passes": [1.0, *(round(times[f"cycle of {size} rows"] / step, 3) for size in sizes)],
         "level": level,
-        "token": round(further_draw(times) / times["plain step"], 4),
-        "draft": round(max(0.0, times[EMPTY] / times["plain step"] - 1 - level * least_levels(head.drafter)), 4),
+        "token": round(further_draw(times) / step, 4),
+        "draft": round(max(0.0, times[EMPTY] / step - 1 - level * least), 4),
     }
-    print(f"One cycle of {names}: {rows} rows, {args.batch} x {args.context} tokens in the cache\n")
-    print("| part | ms | of a plain step |\n|---|---:|---:|")
-    for name, value in times.items():
-        print(f"| {name} | {value:.3f} | {value / times['plain step']:.2f} |")
-    print(f"\n{levels:g} of {head.tree.depth} levels were drafted: in the others no node could enter the tree.")
-    print(f"A cycle pays from a tau of {even:.2f}.\nMachine: {machine()}")
-    settings = dataclasses.asdict(args)
-    report = {"ms": times, "break_even_tau": round(even, 3), "cycle_cost": cost}
-    report |= {"machine": machine(), "settings": settings}
-    print(json.dumps(report))
-    return report
 
 
 def with_random_weights(name: str, args: Args) -> tuple[eagle_jax.Target, eagle_jax.BoundDrafter]:
@@ -157,17 +194,23 @@ def longest_reply(head: eagle_jax.DraftHead, args: Args) -> int:
     return (FEW + args.turns) * (head.tree.depth + 1) + 1
 
 
-def parts(target: eagle_jax.Target, head: eagle_jax.DraftHead, sizes: Sequence[int], args: Args) -> dict[str, Part]:
-    """Returns the parts of a cycle, in the state after a prompt of `args.context` random tokens.
+def check_room(target: eagle_jax.Target, head: eagle_jax.DraftHead, context: int, args: Args) -> None:
+    """Checks that the model has positions for the longest context and the measured turns."""
+    longest = target.config.max_position - longest_reply(head, args)
+    if context > longest:
+        raise ValueError(f"--context must be at most {longest} for {args.turns} turns, got {context}. Lower it.")
+
+
+def parts(
+    target: eagle_jax.Target, head: eagle_jax.DraftHead, sizes: Sequence[int], context: int, args: Args
+) -> dict[str, Part]:
+    """Returns the parts of a cycle, in the state after a prompt of `context` random tokens.
 
     Args:
       sizes: rows of trees whose cycles are measured without drafting.
     """
     budget = longest_reply(head, args)
-    longest = target.config.max_position - budget
-    if args.context > longest:
-        raise ValueError(f"--context must be at most {longest} for {args.turns} turns, got {args.context}. Lower it.")
-    prompts = jax.random.randint(jax.random.key(0), (args.batch, args.context), 0, target.config.vocab_size).tolist()
+    prompts = jax.random.randint(jax.random.key(0), (args.batch, context), 0, target.config.vocab_size).tolist()
     sampling = make_sampling(args.temperature)
 
     def start(drafter: eagle_jax.BoundDrafter | None) -> tuple[Params, GenerateState, Engine]:

@@ -13,6 +13,7 @@ import numpy as np
 import eagle_jax
 from eagle_jax.config import DecoderConfig, HeadConfig, MedusaConfig, TreeConfig
 from eagle_jax.core import Acceptance, StepInfo
+from eagle_jax.core.costs import Prices
 from eagle_jax.models import init_head_params, init_medusa_params, init_params
 from eagle_jax.runtime.drafters import BoundDrafter, DraftHead, Medusa, SmallModel
 from eagle_jax.runtime.target import Target
@@ -168,3 +169,8 @@ def cycle_result(emitted):
     """The result of a cycle that emitted so many tokens in every row."""
     emitted = jnp.array(emitted)
     return StepInfo(None, Acceptance(None, jnp.maximum(emitted - 1, 0), None), None, emitted)
+
+
+def prices(passes: dict[int, float], level: float = 0.0, token: float = 0.0, draft: float = 0.0) -> Prices:
+    """Prices of trees by their rows."""
+    return Prices(tuple(passes), np.array([*passes.values()], np.float32), level, token, draft)

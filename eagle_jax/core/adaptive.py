@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from eagle_jax.core.costs import CycleCost, Payoff
+from eagle_jax.core.costs import Payoff, Prices
 from eagle_jax.core.sampling import largest
 from eagle_jax.core.types import (
     Drafter,
@@ -118,19 +118,18 @@ def resume(payoff: Payoff) -> Payoff:
 
 
 def choose(
-    payoff: Payoff, state: GenerateState, tree: DraftTree, drafting: Array | float,
-    rungs: tuple[tuple[int, float], ...], refilled: bool = False, token: float = 0.0,
+    payoff: Payoff, state: GenerateState, tree: DraftTree, prices: Prices, levels: Int[Array, ""] | int,
+    refilled: bool = False,
 ) -> Choice:  # fmt: skip
     """Chooses the number of rows with the most expected tokens per cost of the cycle.
 
     Args:
-      state: before the cycle. tree: the best nodes first, if there are several rungs.
-      drafting: cost of the draft. rungs: rows, and the cost of verifying them.
-      refilled, token: as in `judge`.
+      state: before the cycle. tree: the best nodes first, if there are several sizes.
+      levels: that were drafted. refilled: as in `judge`.
     """
-    costs = drafting + jnp.array([cost for _, cost in rungs], jnp.float32)
+    costs = prices.draft + prices.level * levels + jnp.asarray(prices.passes)
     values = chances(payoff, tree.scores).at[:, 0].set(0)  # the root is no drafted node
-    up_to = lambda nodes: jnp.cumsum(nodes, axis=1)[:, np.array([rows - 1 for rows, _ in rungs])]  # noqa: E731
+    up_to = lambda nodes: jnp.cumsum(nodes, axis=1)[:, np.array(prices.rows) - 1]  # noqa: E731
     promised = up_to(values)
     hoped, spread = _mean(promised, state), _mean(up_to(values * (1 - values)), state)
     drafted = _weights(state, refilled) @ promised
@@ -139,28 +138,26 @@ def choose(
     rows = 1 if refilled else jnp.sum(~state.done)
     lag = DRIFT * _largest_of(rows) * jnp.sqrt(drafted / cycles)
     gain = 1 + drafted - lag
-    whole = costs + token * drafted
+    whole = costs + prices.token * drafted
     worth = gain / whole
     rung = jnp.argmax(jnp.where(jnp.max(worth) < 1, gain - whole, worth)).astype(jnp.int32)
     return Choice(rung, costs[rung], hoped[rung], worth[rung], lag[rung], spread[rung])
 
 
-def usual_worth(cost: CycleCost, rungs: tuple[tuple[int, float], ...], depth: int) -> float:
+def usual_worth(prices: Prices, depth: int) -> Float[Array, ""]:
     """Returns the tokens per plain step of the best size, if of each path as many drafts are accepted as is usual.
 
     Args:
-      rungs: as in `choose`. depth: most levels.
+      depth: most levels.
     """
-    worths = []
-    for rows, passes in rungs:
-        levels = min(rows - 1, depth)
-        drafted = sum(USUAL**level for level in range(1, levels + 1))
-        worths.append((1 + drafted) / (passes + cost.draft + cost.level * levels + cost.token * drafted))
-    return max(worths)
+    levels = np.minimum(np.array(prices.rows) - 1, depth)
+    drafted = np.array([sum(USUAL**level for level in range(1, most + 1)) for most in levels], np.float32)
+    costs = prices.passes + prices.draft + prices.level * levels + prices.token * drafted
+    return jnp.max((1 + drafted) / costs).astype(jnp.float32)
 
 
 def deepens(
-    payoff: Payoff, state: GenerateState, cost: CycleCost, rungs: tuple[tuple[int, float], ...], depth: int,
+    payoff: Payoff, state: GenerateState, prices: Prices, depth: int,
     scores: Float[Array, "B E"], frontier: Float[Array, "B W"], drafted: Int[Array, ""] | int, refilled: bool = False,
 ) -> Bool[Array, ""]:  # fmt: skip
     """Returns whether further levels promise more tokens per cost of the cycle than those that are drafted.
@@ -169,10 +166,10 @@ def deepens(
     likeliest path fell per level so far: chances of one path fall about geometrically.
 
     Args:
-      rungs, refilled: as in `choose`. depth: most levels.
+      refilled: as in `judge`. depth: most levels.
       scores: of all candidates. frontier: of those that the next level would extend. drafted: levels, from 1.
     """
-    sizes, passes = np.array([rows - 1 for rows, _ in rungs]), jnp.array([cost for _, cost in rungs], jnp.float32)
+    sizes = np.array(prices.rows) - 1
     more = jnp.arange(depth)
     count = min(int(sizes.max()), scores.shape[1])
     best, _ = largest(chances(payoff, scores), count)
@@ -184,7 +181,7 @@ def deepens(
     top, _ = largest(jnp.concatenate(parts, axis=-1), count)
     sums = jnp.pad(jnp.cumsum(top, axis=-1), ((0, 0), (0, 0), (1, 0)))[:, :, np.minimum(sizes, count)]
     tokens, levels = jnp.tensordot(_weights(state, refilled), sums, 1), drafted + more
-    whole = cost.draft + passes[None] + cost.level * levels[:, None] + cost.token * tokens
+    whole = prices.draft + prices.passes[None] + prices.level * levels[:, None] + prices.token * tokens
     worth = jnp.max((1 + tokens) / whole, axis=1)
     return jnp.max(jnp.where((more > 0) & (levels <= depth), worth, 0)) > worth[0]
 
@@ -202,8 +199,8 @@ def chances(payoff: Payoff, scores: Float[Array, "B *n"]) -> Float[Array, "B *n"
 
 
 def judge(
-    payoff: Payoff, state: GenerateState, info: StepInfo, choice: Choice, refilled: bool = False, token: float = 0.0,
-    usual: float = 1.0,
+    payoff: Payoff, state: GenerateState, info: StepInfo, choice: Choice, refilled: bool = False,
+    token: Array | float = 0.0, usual: Array | float = 1.0,
 ) -> Payoff:  # fmt: skip
     """Returns the payoff after a drafted cycle; `state` is that before the cycle.
 

@@ -15,6 +15,15 @@ from jaxtyping import Array, Float, Int
 
 from eagle_jax.core.types import KVCache, NewKV
 
+CACHE_BLOCK = 512
+"""Slots of a block of the cache, which attention reads whole; a smaller cache is one block."""
+
+
+def slots_read(cache: KVCache) -> Float[Array, ""]:
+    """Returns the slots of the cache that attention reads per sequence, the mean: those of blocks that hold tokens."""
+    held = jnp.maximum(-(-cache.length // CACHE_BLOCK) * CACHE_BLOCK, 1)
+    return jnp.mean(jnp.minimum(held, cache.slots).astype(jnp.float32))
+
 
 def commit(
     cache: KVCache,

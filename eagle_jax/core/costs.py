@@ -4,12 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
 MEASURED = "Pass what infer.cycle measures."
+
+
+class Prices(NamedTuple):
+    """Holds a `CycleCost` at one number of slots, as numbers or as scalars of a program.
+
+    Attributes:
+      rows: sizes of a tree, the root included, ascending.
+      passes: [R] float32, cost of verifying each.
+      level, token, draft: as in `CycleCost`.
+    """
+
+    rows: tuple[int, ...]
+    passes: Float[Array | np.ndarray, " R"]
+    level: Float[Array, ""] | float = 0.0
+    token: Float[Array, ""] | float = 0.0
+    draft: Float[Array, ""] | float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +40,10 @@ class CycleCost:
       level: cost of drafting a level, and of its part in updating the drafter.
       token: cost of one accepted token per row: above temperature 0 the target draws for each of them.
       draft: what a drafted cycle costs beside its pass and its levels, even if no node is verified.
+      slots: of the cache that attention reads per sequence where these costs hold (`core.cache.slots_read`); None is
+        any number.
+      longer: the costs of the same `rows` at more slots; between the two they are interpolated. A mapping of their
+        fields becomes one.
 
     Raises:
       ValueError: naming the field and its rule.
@@ -32,6 +54,8 @@ class CycleCost:
     level: float = 0.0
     token: float = 0.0
     draft: float = 0.0
+    slots: float | None = None
+    longer: CycleCost | None = None
 
     def __post_init__(self) -> None:
         rows, passes = _numbers("rows", self.rows, 1, whole=True), _numbers("passes", self.passes, 1)
@@ -58,9 +82,46 @@ class CycleCost:
                 "CycleCost.passes[0] must be near 1, since a pass of one row is a plain step, got "
                 f"{self.passes[0]}. Divide all costs by that of a plain step."
             )
+        if self.slots is not None:
+            object.__setattr__(self, "slots", float(_numbers("slots", self.slots, 0)))
+            if not 1 <= self.slots < np.inf:
+                raise ValueError(f"CycleCost.slots must be at least 1 and finite, got {self.slots}. {MEASURED}")
+        if self.longer is not None:
+            self._check_longer()
 
-    def rungs(self, most: int, all_sizes: bool = True) -> tuple[tuple[int, float], ...]:
-        """Returns sizes, and the costs of their passes, up to a tree of `most` rows; or this one, without `all_sizes`.
+    def _check_longer(self) -> None:
+        """Makes `longer` a `CycleCost`, and checks that it continues this one."""
+        later: Any = self.longer
+        if isinstance(later, Mapping):
+            try:
+                later = CycleCost(**later)
+            except TypeError:
+                raise ValueError(
+                    f"CycleCost.longer must have the fields of a CycleCost, got {later!r}. {MEASURED}"
+                ) from None
+            object.__setattr__(self, "longer", later)
+        if not isinstance(later, CycleCost):
+            raise ValueError(f"CycleCost.longer must be a CycleCost or None, got {later!r}. {MEASURED}")
+        if self.slots is None or later.slots is None or self.slots >= later.slots:
+            raise ValueError(f"CycleCost.longer must have more slots, got {self.slots}, then {later.slots}. {MEASURED}")
+        if later.rows != self.rows:
+            raise ValueError(f"CycleCost.longer must have the rows {self.rows}, got {later.rows}. {MEASURED}")
+
+    @property
+    def points(self) -> tuple[CycleCost, ...]:
+        """The costs, from the fewest slots to the most."""
+        return self, *(self.longer.points if self.longer is not None else ())
+
+    @property
+    def has_levels(self) -> bool:
+        """Whether a level costs anything."""
+        return any(point.level for point in self.points)
+
+    def prices(self, most: int, slots: Array | float = 1.0, all_sizes: bool = True) -> Prices:
+        """Returns the costs of sizes up to a tree of `most` rows; of this one alone, without `all_sizes`.
+
+        Args:
+          slots: that attention reads; beyond those of the costs, the nearest hold.
 
         Raises:
           ValueError: the costs do not reach so many rows.
@@ -70,8 +131,15 @@ class CycleCost:
                 f"CycleCost must reach the {most} rows of this tree (its nodes and the root), got rows up to "
                 f"{self.rows[-1]}. Give the cost of a pass of so many rows."
             )
-        smaller = [(rows, cost) for rows, cost in zip(self.rows, self.passes, strict=True) if rows < most and all_sizes]
-        return *smaller, (most, float(np.interp(most, self.rows, self.passes)))
+        sizes = *(rows for rows in self.rows if rows < most and all_sizes), most
+        points = self.points
+        passes = np.array([np.interp(sizes, self.rows, point.passes) for point in points], np.float32)
+        single = [[getattr(point, name) for point in points] for name in ("level", "token", "draft")]
+        if len(points) == 1:
+            return Prices(sizes, passes[0], *(numbers[0] for numbers in single))
+        places = np.array([point.slots for point in points], np.float32)
+        at = lambda numbers: jnp.interp(slots, places, np.array(numbers, np.float32))  # noqa: E731
+        return Prices(sizes, jnp.stack([at(column) for column in passes.T]), *map(at, single))
 
 
 def _numbers(name: str, value: Any, axes: int, whole: bool = False) -> np.ndarray:

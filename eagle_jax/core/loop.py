@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.core import adaptive
-from eagle_jax.core.cache import commit
+from eagle_jax.core.cache import commit, slots_read
 from eagle_jax.core.checked import draft_checked, update_checked, update_if
 from eagle_jax.core.costs import CycleCost, Payoff
 from eagle_jax.core.prompts import append, has_finite_maximum, is_stop, prefill, run_target
@@ -171,27 +171,27 @@ def drafted_cycle(
     """
     drafter = engine.drafter
     # Another rule than `deterministic` would be biased by a choice among sampled drafts.
-    rungs = cost.rungs(drafter.num_nodes + 1, all_sizes=rule_of(engine) is deterministic)
+    all_sizes = rule_of(engine) is deterministic
+    prices = cost.prices(drafter.num_nodes + 1, slots_read(state.cache), all_sizes)
     believed = adaptive.trusted(payoff, sampling)
     if drafter.with_limit is not None:
-        weigh = functools.partial(adaptive.deepens, believed, state, cost, rungs, drafter.depth, refilled=refilled)
-        pays = weigh if cost.level else None
-        drafter = drafter.with_limit(pays, ~state.done)
+        weigh = functools.partial(adaptive.deepens, believed, state, prices, drafter.depth, refilled=refilled)
+        drafter = drafter.with_limit(weigh if cost.has_levels else None, ~state.done)
     randomness = RowRandomness(state.keys, state.num_tokens)
     tree, drafter_state = draft_checked(drafter, params, state, randomness, sampling)
-    levels = drafted_levels(drafter, tree) if cost.level else 0
-    tree = by_score(tree, drafter.depth) if len(rungs) > 1 else tree
-    choice = adaptive.choose(believed, state, tree, cost.draft + cost.level * levels, rungs, refilled, cost.token)
+    levels = drafted_levels(drafter, tree) if cost.has_levels else 0
+    tree = by_score(tree, drafter.depth) if len(prices.rows) > 1 else tree
+    choice = adaptive.choose(believed, state, tree, prices, levels, refilled)
 
     def verify_best(rows: int) -> Checked:
         return _verify(params, state, jax.tree.map(lambda column: column[:, :rows], tree), sampling, engine)
 
     # Branches only read the caches, which are written below: nothing is copied.
-    branches = [functools.partial(verify_best, rows) for rows, _ in rungs]
-    checked = jax.lax.switch(choice.rung, branches) if len(rungs) > 1 else branches[0]()
+    branches = [functools.partial(verify_best, rows) for rows in prices.rows]
+    checked = jax.lax.switch(choice.rung, branches) if len(branches) > 1 else branches[0]()
     after, info = _commit(params, state._replace(drafter=drafter_state), tree, checked, engine)
-    usual = adaptive.usual_worth(cost, rungs, drafter.depth)
-    return adaptive.judge(payoff, state, info, choice, refilled, cost.token, usual), after
+    usual = adaptive.usual_worth(prices, drafter.depth)
+    return adaptive.judge(payoff, state, info, choice, refilled, prices.token, usual), after
 
 
 def drafted_levels(drafter: Drafter, tree: DraftTree) -> Int[Array, ""]:

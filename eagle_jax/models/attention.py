@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from eagle_jax.core.cache import CACHE_BLOCK
 from eagle_jax.kernels import attend_cache, attend_cached
 
 QUERY_BLOCK = 512
@@ -52,10 +53,6 @@ def within_window(mask: Bool[Array, "*b T T2"], window: int) -> Bool[Array, "*b 
     if window >= mask.shape[-1]:
         return mask
     return mask & (jax.lax.cumsum(mask.astype(jnp.int32), axis=mask.ndim - 1, reverse=True) <= window)
-
-
-CACHE_BLOCK = 512
-"""Slots of a block of the cache on CPU. A block is copied, so smaller caches are read whole: that takes less time."""
 
 
 class SoftmaxPart(NamedTuple):
@@ -105,7 +102,8 @@ def _attend_cache(
 ) -> SoftmaxPart:
     """Attends to the committed tokens of every row, from position `first` on.
 
-    Reads the blocks of so many slots that hold some; None reads all slots at once.
+    Reads the blocks of so many slots that hold some; None reads all slots at once, which takes less time for a small
+    cache: XLA's CPU compiler copies a block before it reads it.
     """
     slots = keys.shape[3]
 

@@ -278,7 +278,7 @@ def _checked_cost(cost: float | CycleCost | None, method: core.Drafter) -> Cycle
     rows = method.num_nodes + 1
     if isinstance(cost, CycleCost):
         if not method.reads_choices:  # such a drafter takes no cost at all: `check_cost` raises
-            cost.rungs(rows)  # raises if they do not reach the tree's rows
+            cost.prices(rows)  # raises if they do not reach the tree's rows
     elif cost is not None and not (is_number(cost) and 1 <= cost < np.inf):
         remedy = "what infer.cycle measures"
         if isinstance(cost, dict):

@@ -86,7 +86,7 @@ class Entry:
             if self.method in ("vanilla", "lookahead"):
                 raise ConfigError(f"cost must be left out with method {self.method}, got {self.cost}. Remove it.")
             drafted = self.tree.num_nodes if self.tree is not None else self.length or 0
-            self.cost.rungs(drafted + 1)
+            self.cost.prices(drafted + 1)
         if self.tree is not None and self.tree.verification != "deterministic":
             raise ConfigError(
                 f"verification must be deterministic in a profile, got {self.tree.verification!r}. Leave it out: the "

@@ -161,7 +161,7 @@ def main(args: Args) -> int:
     if "step" in works and result["cycle"]["compiles"] and result["step"]["compiles"]:
         ratio = result["cycle_over_step"] = round(result["cycle"]["ms"] / result["step"]["ms"], 3)
         print(ratio_words(ratio, result["step"]["floor_share"]))
-        result["cycle_cost"] = cost_of_parts(works["cycle"], result, chip)
+        result["cycle_cost"] = cost_of_parts(works["cycle"], works["step"], chip)
         if args.by_cost:
             cost = CycleCost(**result["cycle_cost"])
             works["by_cost"] = generation(config, args.method, small, mesh, cost=cost, **common)
@@ -181,22 +181,24 @@ def ratio_words(ratio: float, floor_share: float) -> str:
     return words
 
 
-def cost_of_parts(work: Workload, found: dict[str, Any], chip: Chip) -> dict[str, Any]:
+def cost_of_parts(cycle: Workload, plain: Workload, chip: Chip) -> dict[str, Any]:
     """Returns what `eagle_jax.core.CycleCost` holds, in plain steps, from what a cycle and a plain step must read.
 
     A pass reads at least what a plain step reads, and takes at least the time of its own arithmetic. A level reads the
     drafter's weights. Nothing counts as kept on the chip from one to the next, in the parts as in the whole: a small
     model's traffic may be far less.
     """
-    memory = found["step"]["floor_gb"] * 1e9 / chip.bandwidth
-    step = max(memory, found["step"]["gflops"] * 1e9 / chip.flops)
-    passes = {
-        rows: max(memory, flops / work.mesh.size / chip.flops) / step for rows, flops in (work.by_rows or {}).items()
-    }
-    drafted = (found["cycle"]["floor_gb"] - found["step"]["floor_gb"]) * 1e9 / chip.bandwidth
-    level = max(0.0, drafted / step) / max(1, work.levels)
-    costs = [round(cost, 3) for cost in passes.values()]
-    return {"rows": list(passes), "passes": costs, "level": round(level, 4)}
+    devices = cycle.mesh.size
+    cost: dict[str, Any] = {}
+    for context in sorted(cycle.floors, reverse=True):
+        memory = plain.floors[context] / chip.bandwidth
+        step = max(memory, plain.flops / devices / chip.flops)
+        passes = [max(memory, flops / devices / chip.flops) / step for flops in (cycle.by_rows or {}).values()]
+        drafted = (cycle.floors[context] - plain.floors[context]) / chip.bandwidth
+        level = max(0.0, drafted / step) / max(1, cycle.levels)
+        own = {"rows": list(cycle.by_rows or {}), "passes": [round(one, 3) for one in passes], "level": round(level, 4)}
+        cost = own | {"slots": float(context)} | ({"longer": cost} if cost else {})
+    return cost
 
 
 def chip_and_devices(topology: str) -> tuple[Chip, list[Any]]:
@@ -272,8 +274,9 @@ def measure(
         "attention_kernels": program.kernels(),  # of the whole program
         "compile_s": round(seconds, 1),
     }
-    if work.floor is not None:  # of the bytes that must be read
-        result |= {"floor_gb": round(work.floor / 1e9, 6), "floor_share": round(work.floor / traffic, 4)}
+    if work.floors:  # of the bytes that must be read
+        floor = work.floors[max(work.floors)]
+        result |= {"floor_gb": round(floor / 1e9, 6), "floor_share": round(floor / traffic, 4)}
     result = result if keep is None else {key: result[key] for key in keep}
     print(f"{name}, on one device:")
     for key, value in result.items():

@@ -47,7 +47,8 @@ class Workload(NamedTuple):
         size is reported.
       model_flops: of the matrix products of one unit, on all devices, without recomputation.
       flops: `model_flops` and recomputation.
-      floor: bytes that one unit must read on one device (`least_bytes`); None for training.
+      floors: bytes that one unit must read on one device (`least_bytes`), by committed tokens of every row, ascending;
+        empty for training.
       by_rows: flops of a pass of so many rows per sequence, without drafting, on all devices, up to the whole tree;
         empty for plain decoding.
       levels: levels of the tree.
@@ -60,7 +61,7 @@ class Workload(NamedTuple):
     cache: tuple[int, ...]
     model_flops: float
     flops: float
-    floor: float | None = None
+    floors: dict[int, float] = {}  # noqa: RUF012  # never changed
     by_rows: dict[int, float] | None = None
     levels: int = 0
 
@@ -93,7 +94,7 @@ def generation(
       sampling: the program depends on which settings are on, not on their values.
       weights: scheme of quantised weights of the target; None is `DTYPE`.
       drafter_weights: that of the drafter.
-      context: committed tokens of every row, for `Workload.floor`; None is a full cache.
+      context: committed tokens of every row, for `Workload.floors`; None is those before and after the replies.
       cost: the `cycle_cost` of the program; the unit is then drafted cycles, passes of every size, and plain steps.
 
     Raises:
@@ -125,14 +126,17 @@ def generation(
         cache=largest.sharding.shard_shape(largest.shape),
         model_flops=flops,
         flops=flops,
-        floor=least_bytes(config, params, cache, bound, batch, context),
+        floors={
+            tokens: least_bytes(config, params, cache, bound, batch, tokens)
+            for tokens in ((prompt, prompt + max_tokens) if context is None else (context,))
+        },
         by_rows=by_rows,
         levels=engine.drafter.depth,
     )
 
 
 def least_bytes(
-    config: DecoderConfig, params: Params, cache: Any, drafter: BoundDrafter, batch: int, context: int | None
+    config: DecoderConfig, params: Params, cache: Any, drafter: BoundDrafter, batch: int, context: int
 ) -> float:
     """Returns the bytes that a cycle must read on one device.
 
@@ -151,7 +155,7 @@ def least_bytes(
         weights -= experts * (1 - min(1.0, choices / config.experts.num_experts))
     keys, values = cache
     slots = [layer.shape[2] for layer in values]
-    shares = [min(context or most, most) / most for most in slots]
+    shares = [min(context, most) / most for most in slots]
     committed = math.fsum(share * local_bytes(layer) for share, *layer in zip(shares, keys, values, strict=True))
     passes = drafter.tree.depth if isinstance(drafter, DraftHead | SmallModel) else 1
     fused = local_bytes(drafter.params.get("head", {}).get("fc", {}))  # read for committed tokens only

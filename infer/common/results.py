@@ -166,6 +166,8 @@ class Costs(msgspec.Struct):
     level: float
     token: float = 0.0
     draft: float = 0.0
+    slots: float | None = None
+    longer: dict[str, Any] | None = None
 
 
 class Result(File, tag="eagle_jax.bench/4"):

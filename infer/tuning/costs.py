@@ -25,6 +25,7 @@ from eagle_jax.core import (
     adaptive,
     deterministic,
 )
+from eagle_jax.core.cache import slots_read
 from eagle_jax.core.costs import Payoff
 from eagle_jax.core.loop import drafted_cycle, drafted_levels, step
 from eagle_jax.core.prompts import prefill
@@ -51,6 +52,8 @@ WALKED = 3
 """Accepted tokens per row in a measured walk."""
 WALK, DRAW = f"walk of {WALKED} tokens", "draw"
 """Names of calls."""
+APART = 64
+"""Tokens between the shortest and the longest prompts from which costs are measured at both."""
 MEASURED = (0.25, 0.75)
 """Parts of a reply that are written where costs are measured: attention reads the cache up to there."""
 
@@ -67,6 +70,7 @@ class Costs(NamedTuple):
       empty: of a method, seconds of a cycle that drafts as little as it can and verifies nothing, beyond those of a
         plain step.
       levels: of a method, drafted levels of such a cycle: 1, or all of a tree whose drafting cannot stop.
+      slots: as in `CycleCost`, the mean over measured places.
     """
 
     rows: list[int]
@@ -75,6 +79,7 @@ class Costs(NamedTuple):
     draw: float = 0.0
     empty: Mapping[str, float] = MappingProxyType({})
     levels: Mapping[str, int] = MappingProxyType({})
+    slots: float | None = None
 
     def at_rows(self, rows: int) -> float:
         """Returns the seconds of a cycle that verifies `rows` rows, without drafting."""
@@ -87,22 +92,30 @@ class Costs(NamedTuple):
         added = weights @ [1, tree.depth, tree.top_k, tree.depth * tree.top_k]
         return self.at_rows(tree.num_nodes + 1) + max(float(added), 0.0)
 
-    def parts(self, method: str, tree: TreeConfig) -> CycleCost:
+    def parts(self, method: str, tree: TreeConfig, longer: Costs | None = None) -> CycleCost:
         """Returns the costs by which `generate` chooses the size of a tree.
 
         Two rows are a size as well, where they are much cheaper than four: on CPUs, in batches.
+
+        Args:
+          longer: seconds in a larger cache; without more slots they do not count.
         """
-        most, plain = tree.num_nodes + 1, self.at_rows(1)
+        points = [self] if longer is None or longer.slots == self.slots else [self, longer]
+        most = tree.num_nodes + 1
         sizes: tuple[int, ...] = (most,)
         for rows in reversed(ladder(most, (2, *RUNGS))[:-1]):
-            if rows == 1 or self.at_rows(rows) < CHEAPER * self.at_rows(sizes[0]):
+            if rows == 1 or any(one.at_rows(rows) < CHEAPER * one.at_rows(sizes[0]) for one in points):
                 sizes = (rows, *sizes)
-        level = (self.cycle(method, tree) - self.at_rows(most)) / tree.depth
-        draft = max(self.empty.get(method, 0.0) - level * self.levels.get(method, 1), 0.0)
-        return CycleCost(
-            sizes, tuple(round(self.at_rows(rows) / plain, 3) for rows in sizes),
-            *(round(seconds / plain, 4) for seconds in (level, self.draw, draft)),
-        )  # fmt: skip
+        cost: CycleCost | None = None
+        for one in reversed(points):
+            plain = one.at_rows(1)
+            level = (one.cycle(method, tree) - one.at_rows(most)) / tree.depth
+            draft = max(one.empty.get(method, 0.0) - level * one.levels.get(method, 1), 0.0)
+            passes = tuple(round(one.at_rows(rows) / plain, 3) for rows in sizes)
+            level, token, draft = (round(seconds / plain, 4) for seconds in (level, one.draw, draft))
+            cost = CycleCost(sizes, passes, level, token, draft, one.slots, cost)
+        assert cost is not None
+        return cost
 
 
 def ladder(most: int, smaller: Sequence[int] = RUNGS) -> tuple[int, ...]:
@@ -154,11 +167,42 @@ def measure_costs(
     passes = [seconds[width] for width in rows]
     beyond = {method: seconds[name] - seconds[1] for name, (method, _) in empty.items()}
     least = {method: least_levels(drafter.drafter) for method, drafter in empty.values()}
-    costs = Costs(rows, passes, {method: [] for method in drafters}, further_draw(seconds), beyond, least)
+    plain = eagle_jax.BoundDrafter.bind(blank(1, 0), target)
+    _, states = blank_states(target, prompts, setting, plain)
+    slots = float(np.mean([slots_read(state.cache) for state in states]))
+    costs = Costs(rows, passes, {method: [] for method in drafters}, further_draw(seconds), beyond, least, slots)
     for method, tree in ends:
         drafting = max(seconds[method, tree] - seconds[1], 0.0)
         costs.drafts[method].append((levels[method, tree], tree.top_k, drafting))
     return costs
+
+
+def ends_of(parts: Sequence[Sequence[Prompt]]) -> list[list[Prompt]]:
+    """Returns the batches at whose lengths costs are measured: the shortest and the longest, or the middle one alone.
+
+    Args:
+      parts: batches. The longest prompt of each decides on the size of its cache.
+    """
+    length = lambda part: max(len(prompt.tokens) for prompt in part)  # noqa: E731
+    order = sorted(map(list, parts), key=length)
+    apart = length(order[-1]) - length(order[0]) >= APART
+    return [order[0], order[-1]] if apart else [order[(len(order) - 1) // 2]]
+
+
+def mean_costs(points: Sequence[Costs]) -> Costs:
+    """Returns the mean of costs of caches of several sizes, from which speeds are predicted."""
+    first, mean = points[0], lambda values: float(np.mean(list(values)))
+    drafts = {}
+    for method in first.drafts:
+        together = zip(*(one.drafts[method] for one in points), strict=True)
+        drafts[method] = [(mean(levels), widths[0], mean(seconds)) for levels, widths, seconds in
+                          (zip(*same, strict=True) for same in together)]  # fmt: skip
+    return first._replace(
+        passes=[mean(column) for column in zip(*(one.passes for one in points), strict=True)],
+        drafts=drafts,
+        draw=mean(one.draw for one in points),
+        empty={method: mean(one.empty[method] for one in points) for method in first.empty},
+    )
 
 
 def extremes(trees: Iterable[TreeConfig]) -> list[TreeConfig]:

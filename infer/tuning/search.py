@@ -14,7 +14,7 @@ from eagle_jax.runtime.drafters import BoundDrafter, TreeDrafter
 from eagle_jax.runtime.profile import Entry
 from infer.common.labels import PLAIN, Label, is_own, named
 from infer.common.methods import OPTIONS, Loader, Places
-from infer.tuning.costs import Costs, measure_costs
+from infer.tuning.costs import Costs, ends_of, mean_costs, measure_costs
 from infer.tuning.prediction import Drafts, record
 from infer.tuning.trials import TOLERATED, Samples, Score, Setting, batches, show_progress, time_against_plain
 
@@ -193,8 +193,10 @@ def tune_request(
       the entry of a profile, and a report of all measurements.
     """
     every = sorted(itertools.chain(*samples.values()), key=lambda prompt: len(prompt.tokens))
-    middle = every[max(0, (len(every) - setting.batch) // 2) :][: setting.batch]
-    costs = measure_costs(target, families(candidates), middle, setting, repeats)
+    places = 0, max(0, (len(every) - setting.batch) // 2), max(0, len(every) - setting.batch)
+    ends = ends_of([every[place:][: setting.batch] for place in places])
+    first, *longer = [measure_costs(target, families(candidates), prompts, setting, repeats) for prompts in ends]
+    costs = mean_costs([first, *longer])
     predicted = predict(candidates, recorded, costs, samples, setting.batch)
     names = [*shortlist(predicted, measured), *(label for label, one in candidates.items() if one.tree is None)]
     tokens = len(every) * setting.max_new_tokens / setting.batch
@@ -202,7 +204,9 @@ def tune_request(
     part = affordable(samples, setting.batch, 60 * minutes / (once * repeats))
     show_progress(f"{len(predicted)} settings are predicted. The best are measured: {', '.join(names)}")
     parts = {
-        label: costs.parts(one.entry.method, one.tree) for label in names if (one := candidates[label]).tree is not None
+        label: first.parts(one.entry.method, one.tree, *longer)
+        for label in names
+        if (one := candidates[label]).tree is not None
     }
     drafters = {label: candidates[label].drafter for label in names}
     expected = {label: predicted[label].mean for label in parts}

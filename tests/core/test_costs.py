@@ -1,10 +1,21 @@
-"""Checks that costs of a cycle with a wrong value are refused by the name of the field."""
+"""Checks costs of a cycle: wrong values are refused by the name of the field, and others follow the cache."""
 
 from __future__ import annotations
 
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+import eagle_jax
 from eagle_jax.core import CycleCost, costs
+from eagle_jax.core.cache import CACHE_BLOCK, slots_read
+from tests.models import TREES, random_prompts, tiny_head, tiny_target
+
+LONG = CycleCost((1, 5), (1.0, 1.4), 0.1, 0.2, 0.3, slots=1024.0)
+SHORT = CycleCost((1, 5), (1.0, 3.0), 0.3, 0.1, 0.5, slots=512.0, longer=LONG)
 
 
 @pytest.mark.parametrize(
@@ -45,3 +56,57 @@ def test_costs_of_another_kind_are_an_error(name, value, axes, message):
     """The tests' type checks would stop them at the class itself."""
     with pytest.raises(ValueError, match=rf"CycleCost\.{message}.*infer\.cycle"):
         costs._numbers(name, value, axes, whole=name == "rows")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"slots": 0.0}, "slots must be at least 1 and finite, got 0"),
+        ({"slots": None}, r"longer must have more slots, got None, then 1024\.0"),
+        ({"slots": 1024.0}, r"longer must have more slots, got 1024\.0, then 1024\.0"),
+        ({"longer": dataclasses.replace(LONG, slots=None)}, r"longer must have more slots, got 512\.0, then None"),
+        ({"rows": (1, 4)}, r"longer must have the rows \(1, 4\), got \(1, 5\)"),
+        ({"longer": {"rows": [1, 5]}}, "longer must have the fields of a CycleCost, got {'rows': "),
+    ],
+)
+def test_costs_of_more_slots_must_continue_those_of_fewer(changes, message):
+    with pytest.raises(ValueError, match=rf"CycleCost\.{message}"):
+        dataclasses.replace(SHORT, **changes)
+
+
+def test_costs_of_a_file_are_those_that_were_written():
+    again = CycleCost(**dataclasses.asdict(SHORT))
+    assert again == SHORT and hash(again) == hash(SHORT)
+
+
+@pytest.mark.parametrize(("slots", "share"), [(1, 0.0), (512, 0.0), (640, 0.25), (1024, 1.0), (4096, 1.0)])
+def test_costs_between_two_caches_are_interpolated(slots, share):
+    """By hand: 3 rows lie halfway between 1 and 5."""
+    prices = jax.jit(lambda slots: SHORT.prices(3, slots)[1:])(jnp.float32(slots))
+    expected = [[1.0, 2.0 - 0.8 * share], 0.3 - 0.2 * share, 0.1 + 0.1 * share, 0.5 - 0.2 * share]
+    jax.tree.map(lambda found, number: np.testing.assert_allclose(found, number, rtol=1e-5), list(prices),
+                 [np.array(expected[0]), *expected[1:]])  # fmt: skip
+    assert SHORT.prices(3).rows == (1, 3) and SHORT.prices(3, all_sizes=False).rows == (3,)
+
+
+def test_attention_reads_blocks_that_hold_tokens():
+    """By hand: one block, two, and none, of two and a half."""
+    cache = tiny_target().fn.init_cache(3, CACHE_BLOCK * 5 // 2)
+    lengths = [1, CACHE_BLOCK + 1, 0]
+    assert float(slots_read(cache._replace(length=jnp.array(lengths)))) == pytest.approx((3 * CACHE_BLOCK + 1) / 3)
+    full = cache._replace(length=jnp.full(3, CACHE_BLOCK * 5 // 2))
+    assert float(slots_read(full)) == CACHE_BLOCK * 5 // 2
+
+
+def test_a_tree_that_pays_in_a_large_cache_alone():
+    """A cost of 0.1 per level, or of 9: one program drafts, the other takes plain steps after its first cycles."""
+    target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
+    prompts, rows = random_prompts([5, 7], 12), head.tree.num_nodes + 1
+    cheap = CycleCost((1, rows), (1.0, 1.0), 0.01, slots=256.0)
+    cost = CycleCost((1, rows), (1.0, 9.0), 9.0, slots=64.0, longer=cheap)
+    for tokens, pays in ((16, False), (250, True)):
+        options = {"max_new_tokens": tokens, "eos_ids": ()}
+        plain = eagle_jax.generate(target, None, prompts, **options)
+        out = eagle_jax.generate(target, head, prompts, cycle_cost=cost, **options)
+        assert out.tokens == plain.tokens
+        assert (out.payoff.saved > 0) == pays

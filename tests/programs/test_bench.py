@@ -76,26 +76,32 @@ def test_a_tree_is_measured_with_its_costs_too(quick, monkeypatch):
     assert fixed["identical"] == chosen["identical"] == chosen["replies"]
     (cost,) = report["costs"]
     assert (cost["label"], cost["temperature"], cost["batch"]) == (label, 0, 1)
-    assert used == {None, CycleCost(cost["rows"], cost["passes"], cost["level"], cost["token"], cost["draft"])}
+    names = "rows", "passes", "level", "token", "draft", "slots"
+    assert used == {None, CycleCost(**{name: cost[name] for name in names})}
     assert set(cost["rows"]) - {2} == {1, 4} and cost["passes"][0] == 1 and cost["level"] > 0
 
 
-@pytest.mark.parametrize(("lengths", "middle"), [([9, 2, 5, 4], 4), ([7], 7), ([3, 8, 6], 6)])
-def test_costs_are_measured_on_prompts_of_middle_length(lengths, middle, monkeypatch):
-    """A longer prompt makes a plain step longer, and a tree cheaper in plain steps."""
+@pytest.mark.parametrize(
+    ("lengths", "ends"), [([9, 2, 5, 4], [4]), ([7], [7]), ([3, 8, 6], [6]), ([9, 73, 80, 5, 9], [5, 80])]
+)
+def test_costs_are_measured_on_the_shortest_and_the_longest_prompts(lengths, ends, monkeypatch):
+    """A longer prompt makes a plain step longer, and a tree cheaper in plain steps; near ones are as one."""
     keys, measured = jax.random.split(jax.random.key(0), 1), []
     monkeypatch.setattr(bench, "turns", lambda part, *_: iter([Turn(0, ["a"], [[0] * part[0]], keys, True, [])]))
 
     def measure_costs(_, by_tree, prompts, *rest):
         measured.extend(len(prompt.tokens) for prompt in prompts)
-        return Costs([1, 2, 4], [1.0, 1.5, 2.0], {label: [(1, 1, 0.0)] for label in by_tree})
+        passes = [1.0, 1.5, 2.0 + len(measured)]
+        return Costs([1, 2, 4], passes, {label: [(1, 1, 0.0)] for label in by_tree}, slots=float(measured[-1]))
 
     monkeypatch.setattr(bench, "measure_costs", measure_costs)
     task = SimpleNamespace(name="sums", questions=lengths)
     current = SimpleNamespace(result=SimpleNamespace(costs=[]), tasks=[task], target=None)
     drafters = {"chain": SimpleNamespace(tree=TreeConfig.chain(3))}
     found = bench.costs_of(drafters, current, Group("sums", 0.0, 1), SimpleNamespace(max_new_tokens=8, repeats=1))
-    assert measured == [middle] and found == {"chain": CycleCost((1, 2, 4), (1.0, 1.5, 2.0))}
+    later = CycleCost((1, 2, 4), (1.0, 1.5, 4.0), slots=80.0) if len(ends) == 2 else None
+    assert measured == ends
+    assert found == {"chain": CycleCost((1, 2, 4), (1.0, 1.5, 3.0), slots=float(ends[0]), longer=later)}
 
 
 @pytest.mark.parametrize(("by_cost", "message"), [

@@ -34,7 +34,7 @@ def test_the_demo_ends_with_one_json_object(pair, capsys, monkeypatch):
 
 @pytest.mark.slow
 def test_the_parts_of_a_cycle(pair, capsys):
-    cycle.main(cycle.Args(method="hass@chain1", context=8, turns=8, repeats=3, temperature=1.0))
+    cycle.main(cycle.Args(method="hass@chain1", context="8", turns=8, repeats=3, temperature=1.0))
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     draws = {"walk of 3 tokens", "draw"}
     parts = {"plain step", "cycle", "draft", "target pass", "head update", "commit", "cycle of 2 rows"}
@@ -53,19 +53,24 @@ def test_random_weights_of_a_published_size(pair, capsys, monkeypatch):
                     cycle.DRAFTING: 2.0 + 0.6, cycle.EMPTY: 2.0 + 1.0}  # fmt: skip
     monkeypatch.setattr(cycle, "time_turns", lambda calls, *_: {name: milliseconds[name] / 1000 for name in calls})
     monkeypatch.setattr(cycle, "drafting_of", lambda *_: lambda turns: SimpleNamespace(levels=jnp.int32(turns)))  # of 2
-    given = cycle.Args(model="tiny", method="eagle3@2x2x5", context=8, turns=1, repeats=1, dtype="bfloat16")
+    given = cycle.Args(model="tiny", method="eagle3@2x2x5", context="8,9,64", turns=1, repeats=1, dtype="bfloat16")
     cycle.main(given)
     cost = json.loads(capsys.readouterr().out.splitlines()[-1])["cycle_cost"]
-    assert cost == {"rows": [1, 4, 6], "passes": [1.0, 1.25, 1.5], "level": 0.3, "token": 0.0, "draft": 0.2}
+    own = {"rows": [1, 4, 6], "passes": [1.0, 1.25, 1.5], "level": 0.3, "token": 0.0, "draft": 0.2}
+    slots = cost["slots"], cost["longer"]["slots"]
+    assert cost == own | {"slots": slots[0], "longer": own | {"slots": slots[1]}}
+    assert 8 < slots[0] < slots[1] < 256  # small caches are read whole, those of 8 and 9 tokens are alike
     target, head = cycle.with_random_weights("tiny", given)
     assert target.dtype == "bfloat16" and head.tree.num_nodes == 5
-    CycleCost(**cost).rungs(6)
+    lists = {name: tuple(cost[name]) for name in ("rows", "passes")}  # the tests' type checks refuse JSON's lists
+    given = CycleCost(**cost | lists | {"longer": CycleCost(**cost["longer"] | lists)})
+    assert given.prices(6).rows == (1, 4, 6) and given.longer.slots == slots[1]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"context": 5000, "turns": 2}, r"--context must be at most \d+ for 2 turns, got 5000"),
+        ({"context": "5000", "turns": 2}, r"--context must be at most \d+ for 2 turns, got 5000"),
         ({"method": "pld"}, "--method must be an EAGLE head, got pld"),
         ({"model": "llama-3.1-8b", "method": "hass"}, r"--model must come with --method eagle3 .*, got hass\. Give"),
         ({"turns": 0}, "--turns must be at least 1, got 0"),
@@ -109,7 +114,7 @@ def dependence(jaxpr, inputs):
 @pytest.mark.parametrize("head", ["hass", "eagle3"])
 def test_every_turn_repeats_its_matrix_products(pair, head):
     """Every matrix product depends on the turn before, so that the compiler moves none out of the loop."""
-    made = cycle.parts(pair, eagle_jax.load_demo(head)[1], [4, 8], cycle.Args(context=8, turns=2))
+    made = cycle.parts(pair, eagle_jax.load_demo(head)[1], [4, 8], 8, cycle.Args(turns=2))
     for name, part in made.items():
         jaxpr = jax.make_jaxpr(part.body)(part.params, part.carry).jaxpr
         weights, carried = len(jax.tree.leaves(part.params)), len(jax.tree.leaves(part.carry))

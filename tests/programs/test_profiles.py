@@ -21,7 +21,8 @@ from eagle_jax.settings import load_yaml
 from tests.models import random_prompts, tiny_head, tiny_target
 
 TREE = TreeConfig(2, 2, 5)
-COST = CycleCost((1, 4, 6), (1.0, 1.2, 1.5), 0.05)
+LONGER = CycleCost((1, 4, 6), (1.0, 1.1, 1.2), 0.03, slots=640.0)
+COST = CycleCost((1, 4, 6), (1.0, 1.2, 1.5), 0.05, slots=256.0, longer=LONGER)
 HEAD = Entry(1, 0.0, "eagle3", "some/head", TREE, cost=COST, predicted=1.9, measured=2.0, worst=1.5)
 LOOKUP = {"method": "pld", "ngram": 2, "length": 3}
 ENTRIES = (

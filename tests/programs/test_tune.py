@@ -372,10 +372,3 @@ def test_an_empty_cycle_drafts_a_level_where_drafting_can_stop(tree, levels):
     request, (state,) = costing.blank_states(tiny_target(), PROMPTS[:2], Setting(2, 0.0, 16), head, (0.5,), cost)
     payoff, _ = drafted_cycle(request.params, adaptive.start(), state, request.sampling, request.engine, cost)
     assert (float(payoff.spent) - 0.5) / 0.5 == costing.least_levels(request.engine.drafter) == levels
-
-
-def test_all_levels_of_an_empty_cycle_count():
-    """By hand: a level takes 0.1 seconds, and an empty cycle of four levels 0.5 more than a plain step of 1."""
-    tree = TREES["no-rerank"]
-    costs = Costs([1, 13], [1.0, 2.0], {"eagle3": [(4, 3, 0.4)]}, empty={"eagle3": 0.5}, levels={"eagle3": 4})
-    assert costs.parts("eagle3", tree).draft == pytest.approx(0.1, abs=1e-3)

@@ -23,7 +23,7 @@ from eagle_jax.core import (
 )
 from eagle_jax.parallel import make_mesh
 from eagle_jax.runtime.generation import request_of
-from tests.models import DRAFTERS, DRAWN, TREES, cycle_result, random_prompts, tiny_head, tiny_target
+from tests.models import DRAFTERS, DRAWN, TREES, cycle_result, prices, random_prompts, tiny_head, tiny_target
 
 PROMPTS = random_prompts([5, 31, 1, 17], 12)
 RUN = dict(max_new_tokens=[30, 7, 32, 12], eos_ids=[[3], [5], [], [4]], key=7)
@@ -60,10 +60,10 @@ def test_text_does_not_depend_on_the_sizes_of_trees(name, temperature, monkeypat
     """Every cycle takes the next size, so that all follow one another."""
     sizes, choose = [], adaptive.choose
 
-    def in_turns(payoff, state, tree, drafting, rungs, refilled, token):
-        sizes.append([rows for rows, _ in rungs])
-        choice = choose(payoff, state, tree, drafting, rungs, refilled, token)
-        return choice._replace(rung=jnp.max(state.cycles) % len(rungs))
+    def in_turns(payoff, state, tree, costs, levels, refilled):
+        sizes.append(list(costs.rows))
+        choice = choose(payoff, state, tree, costs, levels, refilled)
+        return choice._replace(rung=jnp.max(state.cycles) % len(costs.rows))
 
     monkeypatch.setattr(adaptive, "choose", in_turns)
     target = tiny_target()
@@ -154,7 +154,7 @@ def test_drafts_that_do_not_pay_cost_two_percent(promise):
     tree = DraftTree(jnp.zeros((1, 2), jnp.int32), jnp.array([[-1, 0]]), jnp.log(jnp.array([[1.0, min(promise, 1.0)]])))
     payoff, steps, lost = adaptive.start(), 0, 0.0
     while steps < 5000:
-        choice = adaptive.choose(payoff, state, tree, 0.5, ((2, promise / 2 + 1),))
+        choice = adaptive.choose(payoff, state, tree, prices({2: promise / 2 + 1}, draft=0.5), 0)
         cost = float(choice.cost)
         payoff = adaptive.judge(payoff, state, cycle_result([1]), choice)
         steps, lost = steps + 1 + int(payoff.wait), lost + cost - 1
@@ -208,10 +208,10 @@ def test_what_is_usual_follows_from_the_costs():
     """By hand: of a chain of two, 0.7 and 0.49 drafts are accepted; a tree of two levels and 5 rows counts as that."""
     cost = CycleCost((1, 2, 3, 5), (1.0, 1.4, 1.5, 3.0), 0.1, 0.2)
     for rows, depth, worth in ((2, 2, 1.7 / (1.5 + 0.14)), (3, 2, 2.19 / (1.7 + 0.238)), (3, 1, 1.7 / (1.5 + 0.14))):
-        assert adaptive.usual_worth(cost, cost.rungs(rows), depth) == pytest.approx(worth)
-    assert adaptive.usual_worth(cost, cost.rungs(5, all_sizes=False), 2) == pytest.approx(2.19 / (3.2 + 0.238))
+        assert float(adaptive.usual_worth(cost.prices(rows), depth)) == pytest.approx(worth)
+    assert float(adaptive.usual_worth(cost.prices(5, all_sizes=False), 2)) == pytest.approx(2.19 / (3.2 + 0.238))
     dear = dataclasses.replace(cost, draft=0.3)
-    assert adaptive.usual_worth(dear, cost.rungs(5, all_sizes=False), 2) == pytest.approx(2.19 / (3.5 + 0.238))
+    assert float(adaptive.usual_worth(dear.prices(5, all_sizes=False), 2)) == pytest.approx(2.19 / (3.5 + 0.238))
 
 
 def test_the_size_with_the_most_tokens_per_cost_is_chosen():
@@ -227,15 +227,15 @@ def test_the_size_with_the_most_tokens_per_cost_is_chosen():
         ((1.0, 1.6, 1.8), 0.0, 0),
         ((1.0, 1.6, 1.8), 0.5, 0),  # drafting two levels has cost 1: 0.5, 0.58 and 0.63, and none is worth it
     ):
-        choice = adaptive.choose(payoff, state, tree, 2 * level, tuple(zip((1, 2, 3), costs, strict=True)))
+        choice = adaptive.choose(payoff, state, tree, prices(dict(enumerate(costs, 1)), level), 2)
         assert int(choice.rung) == rung
         assert float(choice.cost) == pytest.approx(2 * level + costs[rung])
         assert float(choice.hoped) == pytest.approx((0, 0.5, 0.75)[rung])
     # A head that promised 0.75 drafted tokens a cycle, and kept none, is trusted less and less.
-    rungs = ((1, 1.0), (3, 1.4))
+    costs = prices({1: 1.0, 3: 1.4})
     chosen = []
     for _ in range(64):
-        choice = adaptive.choose(payoff, state, tree, 0.0, rungs)
+        choice = adaptive.choose(payoff, state, tree, costs, 0)
         chosen.append(int(choice.rung))
         payoff = adaptive.judge(payoff, state, cycle_result([1, 0]), choice)
     assert chosen[:8] == [1] * 8 and 0 in chosen
@@ -245,13 +245,13 @@ def test_an_accepted_token_costs_its_draw():
     """By hand: of two nodes 0.75 tokens are expected, and both are accepted."""
     state = prefill(*request_of(tiny_target(), None, PROMPTS[:1]))
     tree = DraftTree(jnp.zeros((1, 3), jnp.int32), jnp.array([[-1, 0, 1]]), jnp.log(jnp.array([[1, 0.5, 0.25]])))
-    rungs = ((1, 1.0), (3, 1.4))
+    passes = (1.0, 1.4)
     for token, worth, rung in ((0.0, 1.75 / 1.4, 1), (0.4, 1.75 / 1.7, 1), (0.5, 1.0, 0)):
-        choice = adaptive.choose(adaptive.start(), state, tree, 0.0, rungs, token=token)
+        choice = adaptive.choose(adaptive.start(), state, tree, prices({1: 1.0, 3: 1.4}, token=token), 0)
         assert int(choice.rung) == rung
         assert float(choice.worth) == pytest.approx(worth)
         cost = float(choice.cost)
-        assert cost == pytest.approx(rungs[rung][1])  # what is accepted is not known before
+        assert cost == pytest.approx(passes[rung])  # what is accepted is not known before
         payoff = adaptive.judge(adaptive.start(), state, cycle_result([3]), choice, token=token)
         whole = cost + 2 * token
         assert float(payoff.balance) == pytest.approx(3 - whole - 0.1 * (whole - 1))
@@ -265,7 +265,7 @@ def test_the_slowest_of_equal_rows_gains_less_than_the_mean():
         jnp.zeros((4, 3), jnp.int32), jnp.array([[-1, 0, 1]] * 4), jnp.log(jnp.array([[1, 0.5, 0.25]] * 4))
     )
     choices = [
-        adaptive.choose(adaptive.start(), state, tree, 0.0, ((3, 1.25),), refilled) for refilled in (False, True)
+        adaptive.choose(adaptive.start(), state, tree, prices({3: 1.25}), 0, refilled) for refilled in (False, True)
     ]
     lag = 0.7 * 1.049 * np.sqrt(0.75 * 1.75 / 128)
     assert float(choices[0].lag) == pytest.approx(lag, rel=1e-3)

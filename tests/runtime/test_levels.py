@@ -27,8 +27,8 @@ def goes_on(cost, candidates, frontier, drafted, state=None, payoff=None):
     """The rule's answer to probabilities of candidates and of the frontier, one list per row."""
     state = STATE[len(frontier)] if state is None else state
     scores, front = (jnp.log(jnp.array(rows, jnp.float32)) for rows in (candidates, frontier))
-    rungs = cost.rungs(cost.rows[-1])
-    return bool(adaptive.deepens(payoff or adaptive.start(), state, cost, rungs, DEPTH, scores, front, drafted))
+    prices = cost.prices(cost.rows[-1])
+    return bool(adaptive.deepens(payoff or adaptive.start(), state, prices, DEPTH, scores, front, drafted))
 
 
 def by_definition(cost, candidates, frontier, drafted):
@@ -36,7 +36,7 @@ def by_definition(cost, candidates, frontier, drafted):
     worth = []
     for more in range(DEPTH - drafted + 1):
         found = []
-        for rows, passes in cost.rungs(cost.rows[-1]):
+        for rows, passes in zip(cost.rows, cost.passes, strict=True):
             tokens = 0.0
             for known, front in zip(
                 *(np.minimum(rows, adaptive.SURE).tolist() for rows in (candidates, frontier)), strict=True
