@@ -62,6 +62,8 @@ from infer.tuning.trials import Prompt, Setting, show_progress
 DRAFTING = "plain step, draft and head update"
 EMPTY = "cycle that drafts least and verifies none"
 """Names of parts."""
+HEADS = ("hass", "eagle1", "eagle2", "eagle3")
+"""Methods whose cycles have these parts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +87,7 @@ def main(args: Args) -> dict[str, Any]:
     """Measures and prints the parts; returns the last line."""
     at_least_one(args, "batch", "turns", "repeats")
     sizes, contexts = listed(args, "rows", int, 2), sorted(listed(args, "context", int, 1))
+    make_sampling(args.temperature)  # raises before weights are read
     use_compilation_cache()
     head: eagle_jax.BoundDrafter | None
     if args.model is not None:
@@ -92,10 +95,12 @@ def main(args: Args) -> dict[str, Any]:
     else:
         method = method_of(args)
         check_methods([method], args)
+        if Label.parse(method).method not in HEADS:
+            raise ValueError(f"--method must be an EAGLE head, got {method}. Give {', '.join(HEADS)}.")
         target, _ = load_pair(args)
         head = Loader(target, args)(method)
     if not isinstance(head, eagle_jax.DraftHead):
-        raise ValueError(f"--method must be an EAGLE head, got {method}. Give hass, eagle1, eagle2 or eagle3.")
+        raise ValueError(f"--method must be an EAGLE head alone, got {args.method}. Leave its lookup out.")
 
     rows = head.tree.num_nodes + 1
     sizes = sorted({*(size for size in sizes if size < rows), rows})

@@ -170,6 +170,8 @@ MUTANTS = (
            "tests/core/test_rollout.py -k whatever_a_cycle"),
     Mutant("costs of the smallest cache hold everywhere", "core/loop.py", "slots_read(state.cache), all_sizes",
            "1.0, all_sizes", "tests/core/test_costs.py -k large_cache_alone"),
+    Mutant("the drafter reads too few tokens", "core/checked.py", "(longest > fewer) & (longest <= width)",
+           "(longest > fewer) & (longest <= width + 1)", "tests/core/test_costs.py -k no_more_than"),
     Mutant("a cache is read whole", "core/cache.py", "jnp.minimum(held, cache.slots)", "0 * held + cache.slots",
            "tests/core/test_costs.py -k blocks_that_hold"),
     Mutant("levels are free", "core/loop.py", "drafter, tree) if cost.has_levels else", "drafter, tree) if False else",

@@ -101,6 +101,25 @@ def update_if(needed: Array | bool, drafter: Drafter, params: Params, state: Any
     return jax.lax.while_loop(lambda carry: carry[0], turn, (jnp.asarray(needed), state))[1]
 
 
+def update_up_to(widths: tuple[int, ...], drafter: Drafter, params: Params, state: Any, verified: Verified) -> Any:
+    """Runs `update_checked` on the first tokens of every row: as many, of `widths`, as the longest row has.
+
+    Args:
+      widths: ascending, up to all tokens; one or none reads all.
+    """
+    if len(widths) <= 1:
+        return update_checked(drafter, params, state, verified)
+    longest = jnp.max(verified.count)
+    for fewer, width in zip((0, *widths), widths, strict=False):
+        first = verified._replace(
+            tokens=verified.tokens[:, :width],
+            next_tokens=verified.next_tokens[:, :width],
+            features=verified.features[:, :width],
+        )
+        state = update_if((longest > fewer) & (longest <= width), drafter, params, state, first)
+    return state
+
+
 def _same_form(before: Any, after: Any, function: str) -> Any:
     """Returns `after`, checked to have the structure, shapes and dtypes of `before`."""
     old, new = jax.tree.map(_form, before), jax.tree.map(_form, after)

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.core import adaptive
 from eagle_jax.core.cache import commit, slots_read
-from eagle_jax.core.checked import draft_checked, update_checked, update_if
+from eagle_jax.core.checked import draft_checked, update_if, update_up_to
 from eagle_jax.core.costs import CycleCost, Payoff
 from eagle_jax.core.prompts import append, has_finite_maximum, is_stop, prefill, run_target
 from eagle_jax.core.sampling import first_largest, log_prob
@@ -118,15 +118,20 @@ def _verify(params: Params, state: GenerateState, tree: DraftTree, sampling: Sam
 
 
 def _commit(
-    params: Params, state: GenerateState, tree: DraftTree, checked: Checked, engine: Engine
-) -> tuple[GenerateState, StepInfo]:
-    """Commits the accepted path, and ends the rows that are done."""
+    params: Params, state: GenerateState, tree: DraftTree, checked: Checked, engine: Engine,
+    widths: tuple[int, ...] = (),
+) -> tuple[GenerateState, StepInfo]:  # fmt: skip
+    """Commits the accepted path, and ends the rows that are done.
+
+    Args:
+      widths: tokens of a path, ascending, by which `update_up_to` reads no more than is emitted; none reads all.
+    """
     target, cache, acceptance = engine.target, state.cache, checked.acceptance
     with jax.named_scope("commit"):
         tokens, count, out = checked.tokens, acceptance.count, checked.out
         emitted = _count_emitted(tokens, jnp.minimum(count + 1, checked.num_finite), state)
         verified = Verified(checked.on_path, tokens, out.features, cache.length, emitted, checked.choices)
-        drafter_state = update_checked(engine.drafter, params, state.drafter, verified)
+        drafter_state = update_up_to(widths, engine.drafter, params, state.drafter, verified)
         last = jnp.take_along_axis(tokens, jnp.maximum(emitted - 1, 0)[:, None], axis=1)[:, 0]
         log_probs = None
         if checked.log_probs is not None and state.log_probs is not None:
@@ -189,7 +194,8 @@ def drafted_cycle(
     # Branches only read the caches, which are written below: nothing is copied.
     branches = [functools.partial(verify_best, rows) for rows in prices.rows]
     checked = jax.lax.switch(choice.rung, branches) if len(branches) > 1 else branches[0]()
-    after, info = _commit(params, state._replace(drafter=drafter_state), tree, checked, engine)
+    widths = tuple(sorted({min(rows, drafter.depth + 1) for rows in prices.rows}))
+    after, info = _commit(params, state._replace(drafter=drafter_state), tree, checked, engine, widths)
     usual = adaptive.usual_worth(prices, drafter.depth)
     return adaptive.judge(payoff, state, info, choice, refilled, prices.token, usual), after
 

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 import eagle_jax
-from eagle_jax.core import CycleCost, costs
+from eagle_jax.core import CycleCost, Verified, costs
 from eagle_jax.core.cache import CACHE_BLOCK, slots_read
+from eagle_jax.core.checked import update_up_to
+from eagle_jax.drafters import vanilla_drafter
 from tests.models import TREES, random_prompts, tiny_head, tiny_target
 
 LONG = CycleCost((1, 5), (1.0, 1.4), 0.1, 0.2, 0.3, slots=1024.0)
@@ -110,3 +112,19 @@ def test_a_tree_that_pays_in_a_large_cache_alone():
         out = eagle_jax.generate(target, head, prompts, cycle_cost=cost, **options)
         assert out.tokens == plain.tokens
         assert (out.payoff.saved > 0) == pays
+
+
+@pytest.mark.parametrize(("counts", "width"), [([0, 1], 1), ([2, 0], 4), ([4, 1], 4), ([5, 2], 6), ([0, 0], 0)])
+def test_the_drafter_reads_no_more_than_was_emitted(counts, width):
+    """A state that adds up what it reads: the width of the path, and the tokens of both rows."""
+
+    def update(params, state, verified):
+        seen = jnp.arange(verified.tokens.shape[1])[None] < verified.count[:, None]
+        return state + jnp.array([verified.tokens.shape[1], jnp.sum(jnp.where(seen, verified.tokens, 0))])
+
+    path = jnp.arange(12).reshape(2, 6)
+    verified = Verified(path, path, jnp.zeros((2, 6, 3)), jnp.zeros(2, jnp.int32), jnp.array(counts))
+    drafter = vanilla_drafter()._replace(update=update)
+    found = update_up_to((1, 4, 6), drafter, {}, jnp.zeros(2, jnp.int32), verified)
+    assert found.tolist() == [width, sum(range(counts[0])) + sum(range(6, 6 + counts[1]))]
+    assert update_up_to((6,), drafter, {}, jnp.zeros(2, jnp.int32), verified)[0] == 6
