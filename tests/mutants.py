@@ -159,6 +159,8 @@ MUTANTS = (
            "gain = _weights(state, True) @", f"{ADAPTIVE} -k left_emit"),
     Mutant("refilled lanes gain their slowest", "core/adaptive.py", "gain = _weights(state, refilled) @",
            "gain = _weights(state, False) @", f"{ADAPTIVE} -k left_emit"),
+    Mutant("accepted drafts vary as one draft would", "core/adaptive.py", "(2 * depths - 1)", "1",
+           f"{ADAPTIVE} -k slowest_of_equal"),
     Mutant("no row falls behind", "core/adaptive.py", "astype(jnp.float32) - choice.lag", "astype(jnp.float32)",
            f"{ADAPTIVE} -k left_emit"),
     Mutant("a burst costs no wait", "core/adaptive.py", "jnp.maximum(payoff.wait - steps, 0)", "payoff.wait - 1",

@@ -25,6 +25,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from eagle_jax.core.costs import Payoff, Prices
 from eagle_jax.core.sampling import largest
+from eagle_jax.core.tree import ancestor_mask, node_depths
 from eagle_jax.core.types import (
     Drafter,
     DraftTree,
@@ -52,8 +53,8 @@ PRIOR = 8.0
 """Weights of what a cycle promises, and of what is usual, beside what was seen, in plain steps."""
 USUAL = 0.7
 """Share of heads' drafts that are accepted after an accepted one, roughly: what is usual before anything was seen."""
-DRIFT = 0.7
-"""How far the slowest row falls behind, by that of independent random walks: sizes follow the rows that lag."""
+DRIFT = 1.2
+"""How far the slowest row falls behind, by that of independent random walks: some texts are harder than others."""
 GREEDY_SHIFT = 0.4
 """`Payoff.shift` is counted from here at temperature 0, where a likely token is likelier to be the likeliest."""
 CAUTION = 20.0
@@ -118,14 +119,14 @@ def resume(payoff: Payoff) -> Payoff:
 
 
 def choose(
-    payoff: Payoff, state: GenerateState, tree: DraftTree, prices: Prices, levels: Int[Array, ""] | int,
-    refilled: bool = False,
+    payoff: Payoff, state: GenerateState, tree: DraftTree, prices: Prices, depth: int,
+    levels: Int[Array, ""] | int = 0, refilled: bool = False,
 ) -> Choice:  # fmt: skip
     """Chooses the number of rows with the most expected tokens per cost of the cycle.
 
     Args:
       state: before the cycle. tree: the best nodes first, if there are several sizes.
-      levels: that were drafted. refilled: as in `judge`.
+      depth: most levels. levels: that were drafted. refilled: as in `judge`.
     """
     costs = prices.draft + prices.level * levels + jnp.asarray(prices.passes)
     values = chances(payoff, tree.scores).at[:, 0].set(0)  # the root is no drafted node
@@ -133,10 +134,14 @@ def choose(
     promised = up_to(values)
     hoped, spread = _mean(promised, state), _mean(up_to(values * (1 - values)), state)
     drafted = _weights(state, refilled) @ promised
+    # E[X^2] is the sum of (2 d - 1) P(X >= d): of the drafts X that a row accepts.
+    depths = node_depths(ancestor_mask(tree.parents, depth))
+    squares = _mean(up_to(values * (2 * depths - 1)), state)
+    variance = jnp.maximum(squares - hoped**2, 0)
     left = jnp.max(jnp.where(state.done, 0, state.budget - state.num_tokens))
     cycles = jnp.maximum(left / (1 + drafted), 1)
     rows = 1 if refilled else jnp.sum(~state.done)
-    lag = DRIFT * _largest_of(rows) * jnp.sqrt(drafted / cycles)
+    lag = DRIFT * _largest_of(rows) * jnp.sqrt(variance / cycles)
     gain = 1 + drafted - lag
     whole = costs + prices.token * drafted
     worth = gain / whole

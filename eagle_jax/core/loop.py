@@ -186,7 +186,7 @@ def drafted_cycle(
     tree, drafter_state = draft_checked(drafter, params, state, randomness, sampling)
     levels = drafted_levels(drafter, tree) if cost.has_levels else 0
     tree = by_score(tree, drafter.depth) if len(prices.rows) > 1 else tree
-    choice = adaptive.choose(believed, state, tree, prices, levels, refilled)
+    choice = adaptive.choose(believed, state, tree, prices, drafter.depth, levels, refilled)
 
     def verify_best(rows: int) -> Checked:
         return _verify(params, state, jax.tree.map(lambda column: column[:, :rows], tree), sampling, engine)

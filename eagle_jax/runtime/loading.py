@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import warnings
 from typing import Any, Literal, Unpack, get_args
@@ -244,7 +245,9 @@ def load_demo(
         `tree`. CheckpointError: `dtype` is unknown. MemoryError, DeviceError: as `load_target`.
     """
     if name not in get_args(Bundled):
-        raise ValueError(f"name must be one of {', '.join(get_args(Bundled))}, got {name!r}. Choose one.")
+        alike = difflib.get_close_matches(str(name), get_args(Bundled), 1)
+        remedy = f"Did you mean {alike[0]!r}?" if alike else "Choose one."
+        raise ValueError(f"name must be one of {', '.join(get_args(Bundled))}, got {name!r}. {remedy}")
     if name == SMOLLM2:
         target = load_target(smollm2_target(), dtype, weights=weights)
         head = load_drafter(smollm2_head(), target, tree or smollm2_tree())

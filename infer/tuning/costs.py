@@ -189,19 +189,21 @@ def ends_of(parts: Sequence[Sequence[Prompt]]) -> list[list[Prompt]]:
     return [order[0], order[-1]] if apart else [order[(len(order) - 1) // 2]]
 
 
-def mean_costs(points: Sequence[Costs]) -> Costs:
-    """Returns the mean of costs of caches of several sizes, from which speeds are predicted."""
-    first, mean = points[0], lambda values: float(np.mean(list(values)))
-    drafts = {}
-    for method in first.drafts:
-        together = zip(*(one.drafts[method] for one in points), strict=True)
-        drafts[method] = [(mean(levels), widths[0], mean(seconds)) for levels, widths, seconds in
-                          (zip(*same, strict=True) for same in together)]  # fmt: skip
-    return first._replace(
-        passes=[mean(column) for column in zip(*(one.passes for one in points), strict=True)],
+def between(few: Costs, many: Costs, share: float) -> Costs:
+    """Returns costs so far from `few` on the way to `many`, from which speeds are predicted."""
+    at = lambda first, last: first + share * (last - first)  # noqa: E731
+    drafts = {
+        method: [
+            (at(levels, later), width, at(seconds, longer))
+            for (levels, width, seconds), (later, _, longer) in zip(own, many.drafts[method], strict=True)
+        ]
+        for method, own in few.drafts.items()
+    }
+    return few._replace(
+        passes=[at(*both) for both in zip(few.passes, many.passes, strict=True)],
         drafts=drafts,
-        draw=mean(one.draw for one in points),
-        empty={method: mean(one.empty[method] for one in points) for method in first.empty},
+        draw=at(few.draw, many.draw),
+        empty={method: at(seconds, many.empty[method]) for method, seconds in few.empty.items()},
     )
 
 

@@ -14,7 +14,7 @@ from eagle_jax.runtime.drafters import BoundDrafter, TreeDrafter
 from eagle_jax.runtime.profile import Entry
 from infer.common.labels import PLAIN, Label, is_own, named
 from infer.common.methods import OPTIONS, Loader, Places
-from infer.tuning.costs import Costs, ends_of, mean_costs, measure_costs
+from infer.tuning.costs import Costs, between, ends_of, measure_costs
 from infer.tuning.prediction import Drafts, record
 from infer.tuning.trials import TOLERATED, Samples, Score, Setting, batches, show_progress, time_against_plain
 
@@ -194,9 +194,11 @@ def tune_request(
     """
     every = sorted(itertools.chain(*samples.values()), key=lambda prompt: len(prompt.tokens))
     places = 0, max(0, (len(every) - setting.batch) // 2), max(0, len(every) - setting.batch)
-    ends = ends_of([every[place:][: setting.batch] for place in places])
-    first, *longer = [measure_costs(target, families(candidates), prompts, setting, repeats) for prompts in ends]
-    costs = mean_costs([first, *longer])
+    sample = [every[place:][: setting.batch] for place in places]
+    measured_at = ends_of(sample)
+    first, *longer = [measure_costs(target, families(candidates), part, setting, repeats) for part in measured_at]
+    few, middle, many = (len(part[-1].tokens) for part in sample)  # prompts are in the order of their lengths
+    costs = between(first, *longer, (middle - few) / (many - few)) if longer else first
     predicted = predict(candidates, recorded, costs, samples, setting.batch)
     names = [*shortlist(predicted, measured), *(label for label, one in candidates.items() if one.tree is None)]
     tokens = len(every) * setting.max_new_tokens / setting.batch

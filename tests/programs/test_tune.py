@@ -270,6 +270,24 @@ def test_the_choice_is_the_best_of_what_was_measured(pair, measured):
     assert entry == Entry(2, 0.0)
 
 
+def test_costs_of_the_shortest_and_of_the_longest_prompts_count(pair, measured, monkeypatch):
+    """By hand: the middle one of 4, 34 and 84 tokens lies 3/8 on the way."""
+    measured[0].update({"pld@1": {"a": 1.0}})
+    setting, samples = Setting(1, 0.0, 6), {"a": [Prompt([7] * length, KEYS[0]) for length in (84, 4, 34)]}
+    found = search.find_candidates(["pld"], pair, tune.Args(), search.Grid([1], [2], [2]))
+    recorded = search.record_drafts(pair, found, samples, setting)
+
+    def measure_costs(target, families, prompts, *rest):
+        slots = float(len(prompts[0].tokens))
+        return Costs([1, 2], [1.0, 1.0 + slots / 100], {"pld": [(1, 1, 0.0)]}, slots=slots)
+
+    monkeypatch.setattr(search, "measure_costs", measure_costs)
+    _, report = search.tune_request(pair, found, recorded, samples, setting, 1, 5, 1.0)
+    later = CycleCost((1, 2), (1.0, 1.84), slots=84.0)
+    assert search.time_against_plain.costs == {"pld@1": CycleCost((1, 2), (1.0, 1.04), slots=4.0, longer=later)}
+    assert report["pass_over_plain"] == {1: 1.0, 2: 1.34}
+
+
 def test_short_and_long_prompts_are_tuned_apart_and_checked(quick, measured, capsys):
     """A profile fails a check in which "auto" is over 5% slower than plain decoding on a task."""
     speedups, lengths = measured

@@ -29,10 +29,9 @@ def test_costs_of_a_larger_cache_follow():
     assert (cost.token, cost.longer.token) == (0, 0.25)
     assert few.parts("pld", tree).rows == (1, 4)
     assert few.parts("pld", tree, many._replace(slots=256.0)) == few.parts("pld", tree)
-    mean = costing.mean_costs([few, many])
-    assert (
-        mean.passes == [1.5, pytest.approx(2.08), 2.5] and mean.draw == 0.25 and mean.drafts == {"pld": [(1, 1, 0.5)]}
-    )
+    near = costing.between(few, many, 0.25)
+    assert near.passes == [1.25, pytest.approx(2.02), 2.25]
+    assert near.draw == 0.125 and near.drafts == {"pld": [(1, 1, pytest.approx(0.45))]}
 
 
 def test_costs_are_measured_at_the_ends_of_different_lengths():

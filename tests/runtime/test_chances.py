@@ -40,7 +40,7 @@ def test_a_likely_token_is_likelier_at_temperature_0(temperature, shift):
 def test_the_factor_follows_what_is_accepted(emitted, shift):
     """By hand: of a chain of 0.5 and 0.25 there are 0.75 tokens expected, with a variance of 0.25 + 0.1875."""
     state = start(1)
-    choice = adaptive.choose(adaptive.start(), state, chain(0.5, 0.25), prices({3: 1.4}), 0)
+    choice = adaptive.choose(adaptive.start(), state, chain(0.5, 0.25), prices({3: 1.4}), 2)
     assert float(choice.hoped) == pytest.approx(0.75) and float(choice.spread) == pytest.approx(0.4375)
     begun = adaptive.start()._replace(shift=jnp.float32(0.1), evidence=jnp.float32(3.2))
     after = adaptive.judge(begun, state, cycle_result([emitted]), choice)
@@ -54,7 +54,7 @@ def test_chances_are_learned():
     state, payoff = start(1), adaptive.start()
     tree = DraftTree(jnp.zeros((1, 2), jnp.int32), jnp.array([[-1, 0]]), jnp.log(jnp.array([[1.0, 0.2]])))
     for turn in range(400):
-        choice = adaptive.choose(payoff, state, tree, prices({2: 1.0}), 0)
+        choice = adaptive.choose(payoff, state, tree, prices({2: 1.0}), 1)
         payoff = adaptive.judge(payoff, state, cycle_result([1 + turn % 2]), choice)
     assert float(adaptive.chances(payoff, tree.scores)[0, 1]) == pytest.approx(0.5, abs=0.02)
 
@@ -66,12 +66,12 @@ def test_rows_with_more_tokens_left_count_more():
         jnp.zeros((2, 2), jnp.int32), jnp.array([[-1, 0]] * 2), jnp.log(jnp.array([[1.0, 0.5], [1.0, 0.0]]))
     )
     for refilled, share in ((False, 1 / (1 + np.exp(-2))), (True, 0.5)):
-        choice = adaptive.choose(adaptive.start(), state, tree, prices({2: 1.0}), 0, refilled)
+        choice = adaptive.choose(adaptive.start(), state, tree, prices({2: 1.0}), 1, refilled=refilled)
         gained = float(choice.worth) + float(choice.lag)
         assert gained == pytest.approx(1 + share * 0.5, rel=1e-4)
         assert float(choice.hoped) == pytest.approx(0.25)
         payoff = adaptive.judge(adaptive.start(), state, cycle_result([3, 1]), choice, refilled)
         assert float(payoff.gained) + float(choice.lag) == pytest.approx(1 + 2 * share, rel=1e-4)
     over = state._replace(done=jnp.array([True, False]))
-    choice = adaptive.choose(adaptive.start(), over, tree, prices({2: 1.0}), 0)
+    choice = adaptive.choose(adaptive.start(), over, tree, prices({2: 1.0}), 1)
     assert float(choice.worth) == pytest.approx(1)

@@ -52,8 +52,9 @@ def test_all_drafters_belong_to_the_target():
     assert (medusa.kind, medusa.num_heads, medusa.prefix) == ("medusa", 5, None)
     assert (hydra.kind, hydra.num_heads) == ("hydra", 4) and hydra.prefix is not None
     assert eagle_jax.load_demo("small", eagle_jax.TreeConfig.chain(2))[1].drafter.depth == 2
-    with pytest.raises(ValueError, match=r"name must be one of eagle1, .*, smollm2, got 'eagle'"):
-        eagle_jax.load_demo("eagle")
+    for name, remedy in (("smolm2", "Did you mean 'smollm2'?"), ("llama", "Choose one.")):
+        with pytest.raises(ValueError, match=rf"name must be one of eagle1, .*, smollm2, got '{name}'\. {remedy[:-1]}"):
+            eagle_jax.load_demo(name)
 
 
 PROGRAM = """
