@@ -198,7 +198,7 @@ def tune_request(
     measured_at = ends_of(sample)
     first, *longer = [measure_costs(target, families(candidates), part, setting, repeats) for part in measured_at]
     few, middle, many = (len(part[-1].tokens) for part in sample)  # prompts are in the order of their lengths
-    costs = between(first, *longer, (middle - few) / (many - few)) if longer else first
+    costs = between(first, longer[0], (middle - few) / (many - few)) if longer else first
     predicted = predict(candidates, recorded, costs, samples, setting.batch)
     names = [*shortlist(predicted, measured), *(label for label, one in candidates.items() if one.tree is None)]
     tokens = len(every) * setting.max_new_tokens / setting.batch
