@@ -176,7 +176,7 @@ MUTANTS = (
            "(longest > fewer) & (longest <= width + 1)", "tests/core/test_costs.py -k no_more_than"),
     Mutant("a cache is read whole", "core/cache.py", "jnp.minimum(held, cache.slots)", "0 * held + cache.slots",
            "tests/core/test_costs.py -k blocks_that_hold"),
-    Mutant("levels are free", "core/loop.py", "drafter, tree) if cost.has_levels else", "drafter, tree) if False else",
+    Mutant("levels are free", "core/loop.py", "weigh if cost.has_levels else None", "None",
            f"{ADAPTIVE} -k drafting_stops"),
     Mutant("savings may not be lost again", "core/adaptive.py", "jnp.maximum(payoff.saved, 0) / 2", "0.0",
            "tests/runtime/test_payoff.py -k half_of"),
