@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -61,7 +62,7 @@ class Workload(NamedTuple):
     cache: tuple[int, ...]
     model_flops: float
     flops: float
-    floors: dict[int, float] = {}  # noqa: RUF012  # never changed
+    floors: Mapping[int, float] = MappingProxyType({})
     by_rows: dict[int, float] | None = None
     levels: int = 0
 
@@ -94,7 +95,7 @@ def generation(
       sampling: the program depends on which settings are on, not on their values.
       weights: scheme of quantised weights of the target; None is `DTYPE`.
       drafter_weights: that of the drafter.
-      context: committed tokens of every row, for `Workload.floors`; None is those before and after the replies.
+      context: committed tokens of every row, for `Workload.floors`; None is those of the prompts, and a full cache.
       cost: the `cycle_cost` of the program; the unit is then drafted cycles, passes of every size, and plain steps.
 
     Raises:
@@ -128,7 +129,7 @@ def generation(
         flops=flops,
         floors={
             tokens: least_bytes(config, params, cache, bound, batch, tokens)
-            for tokens in ((prompt, prompt + max_tokens) if context is None else (context,))
+            for tokens in ((prompt, state.cache.slots) if context is None else (context,))
         },
         by_rows=by_rows,
         levels=engine.drafter.depth,

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import eagle_jax
-from eagle_jax.core import CycleCost, Verified, costs
+from eagle_jax.core import CycleCost, Verified, costs, loop
 from eagle_jax.core.cache import CACHE_BLOCK, slots_read
 from eagle_jax.core.checked import update_up_to
 from eagle_jax.drafters import vanilla_drafter
+from eagle_jax.runtime.generation import request_of
 from tests.models import TREES, random_prompts, tiny_head, tiny_target
 
 LONG = CycleCost((1, 5), (1.0, 1.4), 0.1, 0.2, 0.3, slots=1024.0)
@@ -128,3 +129,13 @@ def test_the_drafter_reads_no_more_than_was_emitted(counts, width):
     found = update_up_to((1, 4, 6), drafter, {}, jnp.zeros(2, jnp.int32), verified)
     assert found.tolist() == [width, sum(range(counts[0])) + sum(range(6, 6 + counts[1]))]
     assert update_up_to((6,), drafter, {}, jnp.zeros(2, jnp.int32), verified)[0] == 6
+
+
+def test_costs_must_reach_the_whole_tree_and_be_a_cycle_cost_in_the_engine():
+    prompts = random_prompts([5, 7], 12)
+    head = tiny_head("eagle3", TREES["k3n12"])
+    with pytest.raises(ValueError, match=r"CycleCost must reach the 13 rows of this tree .*, got rows up to 4\. Give"):
+        eagle_jax.generate(tiny_target(), head, prompts, cycle_cost=CycleCost((1, 4), (1.0, 2.0)))
+    request = request_of(tiny_target(), head, prompts)
+    with pytest.raises(ValueError, match=r"engine\.cycle_cost must be a CycleCost or None, got 1\.9\. Of a float"):
+        loop.generate(*request._replace(engine=request.engine._replace(cycle_cost=1.9)))
