@@ -130,10 +130,10 @@ def choose(
     """
     costs = prices.draft + prices.level * levels + jnp.asarray(prices.passes)
     values = chances(payoff, tree.scores).at[:, 0].set(0)  # the root is no drafted node
-    up_to = lambda nodes: jnp.cumsum(nodes, axis=1)[:, np.array(prices.rows) - 1]  # noqa: E731
+    up_to = lambda nodes: _sums(nodes, np.array(prices.rows))  # noqa: E731
     promised = up_to(values)
     hoped, spread = _mean(promised, state), _mean(up_to(values * (1 - values)), state)
-    drafted = _weights(state, refilled) @ promised
+    drafted = jnp.sum(_weights(state, refilled)[:, None] * promised, axis=0)
     # E[X^2] is the sum of (2 d - 1) P(X >= d): of the drafts X that a row accepts.
     depths = node_depths(ancestor_mask(tree.parents, depth))
     squares = _mean(up_to(values * (2 * depths - 1)), state)
@@ -184,8 +184,8 @@ def deepens(
     copies = jnp.where((more[None, 1:] <= more[:, None])[None, :, :, None], later, 0)
     parts = jnp.broadcast_to(best[:, None], (len(best), depth, count)), copies.reshape(len(best), depth, -1)
     top, _ = largest(jnp.concatenate(parts, axis=-1), count)
-    sums = jnp.pad(jnp.cumsum(top, axis=-1), ((0, 0), (0, 0), (1, 0)))[:, :, np.minimum(sizes, count)]
-    tokens, levels = jnp.tensordot(_weights(state, refilled), sums, 1), drafted + more
+    tokens = jnp.sum(_weights(state, refilled)[:, None, None] * _sums(top, sizes), axis=0)
+    levels = drafted + more
     whole = prices.draft + prices.passes[None] + prices.level * levels[:, None] + prices.token * tokens
     worth = jnp.max((1 + tokens) / whole, axis=1)
     return jnp.max(jnp.where((more > 0) & (levels <= depth), worth, 0)) > worth[0]
@@ -214,7 +214,7 @@ def judge(
       token: cost of an accepted token per row.
       usual: as `usual_worth` returns.
     """
-    gain = _weights(state, refilled) @ info.emitted.astype(jnp.float32) - choice.lag
+    gain = jnp.sum(_weights(state, refilled) * info.emitted) - choice.lag
     kept = _mean(info.acceptance.count, state)
     cost = choice.cost + token * kept
     saved = gain - cost - MARGIN * jnp.maximum(cost - 1, 0)
@@ -266,6 +266,12 @@ def _weights(state: GenerateState, refilled: bool) -> Float[Array, " B"]:
     left = (state.budget - state.num_tokens) * (0 if refilled else 1)
     most = jnp.sqrt(jnp.maximum(jnp.max(jnp.where(state.done, 0, left)), 1).astype(jnp.float32))
     return jax.nn.softmax(jnp.where(state.done, -1e9, 2 * left / most))
+
+
+def _sums(nodes: Float[Array, "*b N"], counts: np.ndarray) -> Float[Array, "*b R"]:
+    """Returns the sums of the first nodes, of so many each: one operation, where a running sum takes several."""
+    first = np.arange(nodes.shape[-1])[None] < counts[:, None]
+    return jnp.sum(jnp.where(jnp.expand_dims(first, range(nodes.ndim - 1)), nodes[..., None, :], 0), axis=-1)
 
 
 def _mean(rows: Shaped[Array, "B *n"], state: GenerateState) -> Float[Array, "*n"]:

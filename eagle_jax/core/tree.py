@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from eagle_jax.core.types import DraftTree
+
+SMALL = 8
+"""Rows of a tree up to which no product of matrices finds its ancestors."""
 
 
 def ancestor_mask(parents: Int[Array, "B T"], depth: int) -> Bool[Array, "B T T"]:
@@ -14,16 +18,21 @@ def ancestor_mask(parents: Int[Array, "B T"], depth: int) -> Bool[Array, "B T T"
     Args:
       parents: rows of the parents, `ROOT` or `PADDING`.
       depth: D, no path is longer. The closure takes ceil(log2 D) squarings of a [T, T] matrix: no gather, so
-        it runs on the matrix unit.
+        it runs on the matrix unit. A CPU takes longer to start a product of a small tree than to compute it.
     """
     size = parents.shape[-1]
     rows = jnp.arange(size)
-    reach = ((parents[:, :, None] == rows[None, None, :]) | (rows[:, None] == rows[None, :])[None]).astype(jnp.float32)
+    reach = (parents[:, :, None] == rows[None, None, :]) | (rows[:, None] == rows[None, :])[None]
     span = 1
     while span < depth:
-        reach = jnp.minimum(reach @ reach, 1.0)
+        reach = jnp.any(reach[:, :, :, None] & reach[:, None], axis=2) if size <= SMALL else _product(reach)
         span *= 2
-    return reach > 0
+    return reach
+
+
+def _product(reach: Bool[Array, "B T T"]) -> Bool[Array, "B T T"]:
+    numbers = reach.astype(jnp.float32)
+    return numbers @ numbers > 0
 
 
 def node_depths(mask: Bool[Array, "B T T"]) -> Int[Array, "B T"]:
@@ -44,17 +53,24 @@ def by_score(tree: DraftTree, depth: int) -> DraftTree:
     A node counts at most what its ancestors count, and equal ones keep their order: parents precede children, so the
     first rows are a tree of the best nodes.
     """
+    size = tree.parents.shape[1]
     above = jnp.where(ancestor_mask(tree.parents, depth), tree.scores[:, None, :], jnp.inf)
-    order = 1 + jnp.argsort(-jnp.min(above, axis=2)[:, 1:], axis=1, stable=True)
-    order = jnp.pad(order, ((0, 0), (1, 0)))
-    place = jnp.argsort(order, axis=1)
-    parents = jnp.take_along_axis(tree.parents, order, axis=1)
-    laws = tree.draft_log_probs
+    worst = jnp.min(above, axis=2).at[:, 0].set(jnp.inf)  # the root comes first, and NaN last
+    # Ranks by comparison: a sort and gathers of so few numbers are slow on a TPU, and many operations on a CPU.
+    mine, other = worst[:, :, None], worst[:, None, :]
+    better = (other > mine) | (jnp.isnan(mine) & ~jnp.isnan(other))
+    worse = (other < mine) | (jnp.isnan(other) & ~jnp.isnan(mine))
+    earlier = np.tri(size, k=-1, dtype=bool)[None]
+    place = jnp.sum(better | (earlier & ~worse), axis=2, dtype=jnp.int32)
+    at = place[:, None, :] == np.arange(size)[None, :, None]
+    moved = lambda column: jnp.sum(jnp.where(at, column[:, None, :], 0), axis=2, dtype=column.dtype)  # noqa: E731
+    parents, laws = moved(tree.parents), tree.draft_log_probs
+    is_parent = parents[:, :, None] == np.arange(size)[None, None]
+    of_parent = jnp.sum(jnp.where(is_parent, place[:, None, :], 0), axis=2, dtype=parents.dtype)
+    order = moved(jnp.broadcast_to(jnp.arange(size)[None], parents.shape))
     return DraftTree(
-        tokens=jnp.take_along_axis(tree.tokens, order, axis=1),
-        parents=jnp.where(
-            parents >= 0, jnp.take_along_axis(place, jnp.maximum(parents, 0), axis=1).astype(parents.dtype), parents
-        ),
-        scores=jnp.take_along_axis(tree.scores, order, axis=1),
+        tokens=moved(tree.tokens),
+        parents=jnp.where(parents >= 0, of_parent, parents),
+        scores=moved(tree.scores),
         draft_log_probs=None if laws is None else jnp.take_along_axis(laws, order[:, :, None], axis=1),
     )
