@@ -3,8 +3,8 @@
 From the scores of the nodes follows how many tokens a tree of the best n would yield, and from a measured or modelled
 cost what they would cost: the best ratio is chosen, for the whole batch. Scores are not acceptance probabilities: at
 temperature 0 most heads are far too unsure of the likeliest token. One factor, learned from the verified nodes,
-multiplies the odds of all (logistic regression with a fixed slope). If no size is worth its cost, that with the least
-loss is taken. If it verifies nothing and earlier cycles did not pay either, plain steps follow.
+multiplies the odds of every token of a path (logistic regression with a fixed slope). If no size is worth its cost,
+that with the least loss is taken. If it verifies nothing and earlier cycles did not pay either, plain steps follow.
 
 A balance counts the tokens that cycles gain, less what they cost in plain steps, with a margin, since costs vary. If it
 falls too low, a burst of plain steps follows, and four times as many after each consecutive failure; each plain step
@@ -55,12 +55,12 @@ USUAL = 0.7
 """Share of heads' drafts that are accepted after an accepted one, roughly: what is usual before anything was seen."""
 DRIFT = 1.2
 """How far the slowest row falls behind, by that of independent random walks: some texts are harder than others."""
-GREEDY_SHIFT = 0.4
+GREEDY_SHIFT = 0.6
 """`Payoff.shift` is counted from here at temperature 0, where a likely token is likelier to be the likeliest."""
 CAUTION = 20.0
 """Evidence without which odds stay those of the scores."""
 SURE = 0.95
-"""Most that a score counts: of a method without probabilities all are 1."""
+"""Most that a token's probability counts: of a method without probabilities all are 1."""
 MARGIN = 0.1
 """Share by which a cycle may cost more beyond a plain step than it should: costs vary, the most after plain steps."""
 TRIAL = 3.0
@@ -80,7 +80,7 @@ class Choice(NamedTuple):
       hoped: drafted tokens that a row is expected to accept.
       worth: expected tokens of the slowest row per plain step.
       lag: tokens per cycle by which the slowest row falls behind.
-      spread: the sum of the variances of a row's nodes.
+      spread: by how much `hoped` would grow per unit of the shift.
     """
 
     rung: Int[Array, ""]
@@ -129,13 +129,14 @@ def choose(
       depth: most levels. levels: that were drafted. refilled: as in `judge`.
     """
     costs = prices.draft + prices.level * levels + jnp.asarray(prices.passes)
-    values = chances(payoff, tree.scores).at[:, 0].set(0)  # the root is no drafted node
+    depths = node_depths(ancestor_mask(tree.parents, depth))
+    values = chances(payoff, tree.scores, depths).at[:, 0].set(0)  # the root is no drafted node
     up_to = lambda nodes: _sums(nodes, np.array(prices.rows))  # noqa: E731
     promised = up_to(values)
-    hoped, spread = _mean(promised, state), _mean(up_to(values * (1 - values)), state)
+    growth = depths * values * (1 - values ** (1 / jnp.maximum(depths, 1)))
+    hoped, spread = _mean(promised, state), _mean(up_to(growth), state)
     drafted = jnp.sum(_weights(state, refilled)[:, None] * promised, axis=0)
     # E[X^2] is the sum of (2 d - 1) P(X >= d): of the drafts X that a row accepts.
-    depths = node_depths(ancestor_mask(tree.parents, depth))
     squares = _mean(up_to(values * (2 * depths - 1)), state)
     variance = jnp.maximum(squares - hoped**2, 0)
     left = jnp.max(jnp.where(state.done, 0, state.budget - state.num_tokens))
@@ -163,7 +164,8 @@ def usual_worth(prices: Prices, depth: int) -> Float[Array, ""]:
 
 def deepens(
     payoff: Payoff, state: GenerateState, prices: Prices, depth: int,
-    scores: Float[Array, "B E"], frontier: Float[Array, "B W"], drafted: Int[Array, ""] | int, refilled: bool = False,
+    scores: Float[Array, "B E"], levels: np.ndarray, frontier: Float[Array, "B W"], drafted: Int[Array, ""] | int,
+    refilled: bool = False,
 ) -> Bool[Array, ""]:  # fmt: skip
     """Returns whether further levels promise more tokens per cost of the cycle than those that are drafted.
 
@@ -172,23 +174,24 @@ def deepens(
 
     Args:
       refilled: as in `judge`. depth: most levels.
-      scores: of all candidates. frontier: of those that the next level would extend. drafted: levels, from 1.
+      scores: of all candidates. levels: [E], their depths. frontier: scores of those that the next level would extend.
+      drafted: levels, from 1.
     """
     sizes = np.array(prices.rows) - 1
     more = jnp.arange(depth)
     count = min(int(sizes.max()), scores.shape[1])
-    best, _ = largest(chances(payoff, scores), count)
-    front = chances(payoff, frontier)
+    best, _ = largest(chances(payoff, scores, levels[None]), count)
+    front = chances(payoff, frontier, drafted)
     fall = jnp.max(front, axis=1, keepdims=True) ** (more[None, 1:] / drafted)
     later = (fall[:, :, None] * front[:, None])[:, None]
     copies = jnp.where((more[None, 1:] <= more[:, None])[None, :, :, None], later, 0)
     parts = jnp.broadcast_to(best[:, None], (len(best), depth, count)), copies.reshape(len(best), depth, -1)
     top, _ = largest(jnp.concatenate(parts, axis=-1), count)
     tokens = jnp.sum(_weights(state, refilled)[:, None, None] * _sums(top, sizes), axis=0)
-    levels = drafted + more
-    whole = prices.draft + prices.passes[None] + prices.level * levels[:, None] + prices.token * tokens
+    ends = drafted + more
+    whole = prices.draft + prices.passes[None] + prices.level * ends[:, None] + prices.token * tokens
     worth = jnp.max((1 + tokens) / whole, axis=1)
-    return jnp.max(jnp.where((more > 0) & (levels <= depth), worth, 0)) > worth[0]
+    return jnp.max(jnp.where((more > 0) & (ends <= depth), worth, 0)) > worth[0]
 
 
 def trusted(payoff: Payoff, sampling: Sampling) -> Payoff:
@@ -196,11 +199,17 @@ def trusted(payoff: Payoff, sampling: Sampling) -> Payoff:
     return payoff._replace(shift=payoff.shift + GREEDY_SHIFT) if sampling.greedy else payoff
 
 
-def chances(payoff: Payoff, scores: Float[Array, "B *n"]) -> Float[Array, "B *n"]:
-    """Returns the chances of nodes to be accepted: those of their scores, with the odds that earlier nodes had."""
-    likely = jnp.minimum(jnp.exp(scores), SURE)
+def chances(
+    payoff: Payoff, scores: Float[Array, "B *n"], depths: Int[Array | np.ndarray, "..."] | int
+) -> Float[Array, "B *n"]:
+    """Returns the chances of nodes to be accepted: those of their scores, with the odds that earlier tokens had.
+
+    The tokens of a path count as equally likely: what a score has in common with those of other nodes is not known.
+    """
+    levels = jnp.maximum(depths, 1)
+    likely = jnp.minimum(jnp.exp(scores / levels), SURE)
     odds = jnp.exp(payoff.shift) * likely
-    return odds / (1 - likely + odds)
+    return (odds / (1 - likely + odds)) ** levels
 
 
 def judge(

@@ -165,9 +165,9 @@ class Payoff(NamedTuple):
       balance: tokens gained less their cost in plain steps, at most `adaptive.SLACK`; plain steps pay a loss back.
       gained, spent: tokens that cycles emitted per row, less what the slowest row falls behind, and their cost; recent
         ones weigh more.
-      shift: by how much the logarithm of a node's odds of acceptance exceeds that of its score; at temperature 0 it
-        counts from `adaptive.GREEDY_SHIFT`.
-      evidence: for it, the variance of the drafted tokens that a row was expected to accept; recent cycles weigh more.
+      shift: by how much the logarithm of a drafted token's odds of acceptance exceeds that of its probability; at
+        temperature 0 it counts from `adaptive.GREEDY_SHIFT`.
+      evidence: for it, by how much the expected drafts would have grown per unit of it; recent cycles weigh more.
       saved: plain steps that all cycles have saved, those of earlier calls too; within +-`adaptive.CREDIT`.
       wait: plain steps before the next drafted cycle. pause: those after the next failure, at least.
     """

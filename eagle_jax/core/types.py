@@ -179,7 +179,8 @@ class Drafter(NamedTuple):
       verify: the acceptance rule for its drafts (`verify.VerifyFn`); None is `verify.deterministic`.
       reads_choices: whether `update` reads the target's likeliest token after every row of the tree.
       with_limit: `(pays, running [B]) -> Drafter`, which drafts a further level only while `pays(scores [B, E] of all
-        candidates, scores [B, W] of those to extend, drafted levels)`; None is no limit. Only running rows count.
+        candidates, their depths [E], scores [B, W] of those to extend, drafted levels)`; None is no limit. Only running
+        rows count.
       level_nodes: how many of the nodes, the first ones, are drafted level by level; None is all. The others, of prompt
         lookup beside a head, cost nothing.
       rewind: `(state, length [B]) -> state`, the state when `length` tokens of the same text were confirmed. Without

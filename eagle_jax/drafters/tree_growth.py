@@ -24,8 +24,7 @@ from eagle_jax.config import TreeConfig, sibling_ranks, static_depths
 from eagle_jax.core import PADDING, ROOT, Drafter, DraftTree, KVCache, NewKV, Params, RowRandomness, Sampling, Verified
 from eagle_jax.drafters.rules import RULES
 
-Pays = Callable[[Array, Array, Any], Array]
-"""`(scores of all candidates [B, E], of the frontier [B, W], drafted levels)`: whether a further level may pay."""
+Pays = Callable[[Array, np.ndarray, Array, Any], Array]  # as in `Drafter.with_limit`
 
 
 class DraftState(NamedTuple):
@@ -289,13 +288,14 @@ def _grow_dynamic(
         mask=jnp.zeros((batch, width, levels * width), bool),
     )
     own = jnp.broadcast_to(jnp.eye(width, dtype=bool), (batch, width, width))
+    depths = np.repeat(np.arange(1, tree.depth + 1), [width] + [width * width] * levels)
 
     def turns(count: Array | int, pool: Pool, front: Frontier) -> Array:
         """Returns `count`, or the last turn's if a further level would not change the tree or is not worth its cost."""
         if not tree.rerank:
             return jnp.asarray(count)
         if pays is not None and levels:
-            count = jnp.where(pays(pool.scores, front.scores, count + 1), count, levels)
+            count = jnp.where(pays(pool.scores, depths, front.scores, count + 1), count, levels)
         # A descendant scores at most what its best ancestor on the frontier scores; ties go to the earlier candidate.
         ahead = pool.scores >= jnp.max(front.scores, axis=1, keepdims=True)
         settled = ~running | (jnp.sum(ahead, axis=1) >= tree.num_nodes)

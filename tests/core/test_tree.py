@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from eagle_jax.core.sampling import draw, make_sampling
-from eagle_jax.core.tree import ancestor_mask, by_score, node_depths
+from eagle_jax.core.tree import SMALL, ancestor_mask, by_score, node_depths
 from eagle_jax.core.types import PADDING, ROOT, DraftTree
 from eagle_jax.core.verify import deterministic, walk
 from eagle_jax.drafters.tree_growth import Pool, gather_tree, select_best
@@ -32,6 +32,8 @@ def test_mask_is_the_transitive_closure(parents):
     mask = jax.jit(ancestor_mask, static_argnums=1)(jnp.asarray(parents)[None], max(int(depths.max()), 1))
     np.testing.assert_array_equal(mask[0], wanted)
     np.testing.assert_array_equal(node_depths(mask)[0], depths)
+    few = jax.jit(ancestor_mask, static_argnums=1)(jnp.asarray(parents[:SMALL])[None], max(int(depths.max()), 1))
+    np.testing.assert_array_equal(few[0], wanted[:SMALL, :SMALL])  # without products
 
 
 @st.composite

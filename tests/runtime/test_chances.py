@@ -27,7 +27,9 @@ def test_odds_are_those_of_the_scores_times_a_factor():
     for factor in (1.0, 2.0, 0.25):
         payoff = adaptive.start()._replace(shift=jnp.log(jnp.float32(factor)))
         odds = factor * np.array([1, 0.25, 0, 19])  # a probability of 1 counts 0.95
-        np.testing.assert_allclose(adaptive.chances(payoff, scores)[0], odds / (1 + odds), rtol=1e-5)
+        np.testing.assert_allclose(adaptive.chances(payoff, scores, 1)[0], odds / (1 + odds), rtol=1e-5)
+        two = adaptive.chances(payoff, 2 * scores, np.array([[2, 2, 2, 2]]))[0]  # two tokens, each as likely as one
+        np.testing.assert_allclose(two, (odds / (1 + odds)) ** 2, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("temperature", "shift"), [(0.0, adaptive.GREEDY_SHIFT), (1.0, 0.0)])
@@ -38,13 +40,13 @@ def test_a_likely_token_is_likelier_at_temperature_0(temperature, shift):
 
 @pytest.mark.parametrize(("emitted", "shift"), [(1, -0.75), (3, 1.25)])
 def test_the_factor_follows_what_is_accepted(emitted, shift):
-    """By hand: of a chain of 0.5 and 0.25 there are 0.75 tokens expected, with a variance of 0.25 + 0.1875."""
+    """By hand: of a chain of 0.5 and 0.5^2 there are 0.75 tokens expected, and 0.5 / 2 + 2 * 0.25 / 2 more per unit."""
     state = start(1)
     choice = adaptive.choose(adaptive.start(), state, chain(0.5, 0.25), prices({3: 1.4}), 2)
-    assert float(choice.hoped) == pytest.approx(0.75) and float(choice.spread) == pytest.approx(0.4375)
+    assert float(choice.hoped) == pytest.approx(0.75) and float(choice.spread) == pytest.approx(0.5)
     begun = adaptive.start()._replace(shift=jnp.float32(0.1), evidence=jnp.float32(3.2))
     after = adaptive.judge(begun, state, cycle_result([emitted]), choice)
-    evidence = 3.2 * (1 - 1 / adaptive.MEMORY) + 0.4375
+    evidence = 3.2 * (1 - 1 / adaptive.MEMORY) + 0.5
     assert float(after.evidence) == pytest.approx(evidence)
     assert float(after.shift) == pytest.approx(0.1 + shift / (evidence + adaptive.CAUTION))
 
@@ -56,7 +58,7 @@ def test_chances_are_learned():
     for turn in range(400):
         choice = adaptive.choose(payoff, state, tree, prices({2: 1.0}), 1)
         payoff = adaptive.judge(payoff, state, cycle_result([1 + turn % 2]), choice)
-    assert float(adaptive.chances(payoff, tree.scores)[0, 1]) == pytest.approx(0.5, abs=0.02)
+    assert float(adaptive.chances(payoff, tree.scores, 1)[0, 1]) == pytest.approx(0.5, abs=0.02)
 
 
 def test_rows_with_more_tokens_left_count_more():

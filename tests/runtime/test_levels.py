@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from eagle_jax.core import CycleCost, adaptive, prefill
+from eagle_jax import TreeConfig
+from eagle_jax.core import CycleCost, adaptive, prefill, step
 from eagle_jax.runtime.generation import request_of
-from tests.models import random_prompts, tiny_target
+from tests.models import random_prompts, tiny_head, tiny_target
 
 DEPTH = 5
 
@@ -27,8 +28,9 @@ def goes_on(cost, candidates, frontier, drafted, state=None, payoff=None):
     """The rule's answer to probabilities of candidates and of the frontier, one list per row."""
     state = STATE[len(frontier)] if state is None else state
     scores, front = (jnp.log(jnp.array(rows, jnp.float32)) for rows in (candidates, frontier))
+    levels = np.arange(scores.shape[1]) // 2 + 1
     prices = cost.prices(cost.rows[-1])
-    return bool(adaptive.deepens(payoff or adaptive.start(), state, prices, DEPTH, scores, front, drafted))
+    return bool(adaptive.deepens(payoff or adaptive.start(), state, prices, DEPTH, scores, levels, front, drafted))
 
 
 def by_definition(cost, candidates, frontier, drafted):
@@ -38,9 +40,9 @@ def by_definition(cost, candidates, frontier, drafted):
         found = []
         for rows, passes in zip(cost.rows, cost.passes, strict=True):
             tokens = 0.0
-            for known, front in zip(
-                *(np.minimum(rows, adaptive.SURE).tolist() for rows in (candidates, frontier)), strict=True
-            ):
+            sure = [adaptive.SURE ** (1 + index // 2) for index in range(6)]
+            known_of, front_of = np.minimum(candidates, sure), np.minimum(frontier, adaptive.SURE**drafted)
+            for known, front in zip(known_of.tolist(), front_of.tolist(), strict=True):
                 fall = max(front) ** (1 / drafted)  # the likeliest path's, per level
                 new = [value * fall**level for value in front for level in range(1, more + 1)]
                 tokens += sum(sorted([*known, *new])[::-1][: rows - 1]) / len(frontier)
@@ -104,3 +106,18 @@ def test_a_head_that_promises_too_much_is_not_believed():
     liar = adaptive.start()._replace(shift=jnp.float32(-3))
     assert goes_on(cost, SURE, [[0.729, 0.05]], 3)
     assert not goes_on(cost, SURE, [[0.729, 0.05]], 3, payoff=liar)
+
+
+def test_candidates_have_their_depths():
+    """With a top-k of 2 the first level has two candidates, and each further one four."""
+    drafter, seen = tiny_head("eagle3", TreeConfig(3, 2, 5)), []
+
+    def pays(scores, levels, frontier, drafted):
+        seen.append((scores.shape, levels.tolist()))
+        return jnp.bool_(True)
+
+    params, batch, sampling, engine, sizes = request_of(tiny_target(), drafter, random_prompts([5], 12))
+    state = prefill(params, batch, sampling, engine, sizes)
+    limited = engine.drafter.with_limit(pays, jnp.ones(1, bool))
+    step(params, state, sampling, engine._replace(drafter=limited))
+    assert seen[0] == ((1, 10), [1, 1, 2, 2, 2, 2, 3, 3, 3, 3])
