@@ -154,6 +154,8 @@ MUTANTS = (
            "gain = jnp.sum(_weights(state, False)", f"{ADAPTIVE} -k left_emit"),
     Mutant("accepted drafts vary as one draft would", "core/adaptive.py", "(2 * depths - 1)", "1",
            f"{ADAPTIVE} -k slowest_of_equal"),
+    Mutant("a row far behind falls behind itself", "core/adaptive.py", "1 / jnp.sum(weights**2)",
+           "jnp.sum(~state.done) * 1.0", f"{CHANCES} -k far_behind"),
     Mutant("no row falls behind", "core/adaptive.py", "info.emitted) - choice.lag", "info.emitted)",
            f"{ADAPTIVE} -k left_emit"),
     Mutant("a burst costs no wait", "core/adaptive.py", "jnp.maximum(payoff.wait - steps, 0)", "payoff.wait - 1",

@@ -135,13 +135,15 @@ def choose(
     promised = up_to(values)
     growth = depths * values * (1 - values ** (1 / jnp.maximum(depths, 1)))
     hoped, spread = _mean(promised, state), _mean(up_to(growth), state)
-    drafted = jnp.sum(_weights(state, refilled)[:, None] * promised, axis=0)
+    weights = _weights(state, refilled)
+    drafted = jnp.sum(weights[:, None] * promised, axis=0)
     # E[X^2] is the sum of (2 d - 1) P(X >= d): of the drafts X that a row accepts.
     squares = _mean(up_to(values * (2 * depths - 1)), state)
     variance = jnp.maximum(squares - hoped**2, 0)
     left = jnp.max(jnp.where(state.done, 0, state.budget - state.num_tokens))
     cycles = jnp.maximum(left / (1 + drafted), 1)
-    rows = 1 if refilled else jnp.sum(~state.done)
+    # A row far behind decides alone: it does not fall behind itself.
+    rows = 1.0 if refilled else 1 / jnp.sum(weights**2)
     lag = DRIFT * _largest_of(rows) * jnp.sqrt(variance / cycles)
     gain = 1 + drafted - lag
     whole = costs + prices.token * drafted
@@ -262,7 +264,7 @@ def drafts_later(payoff: Payoff, left: Int[Array, " B"]) -> Bool[Array, ""]:
     return payoff.wait < jnp.max(left)
 
 
-def _largest_of(count: Int[Array, ""] | int) -> Float[Array, ""]:
+def _largest_of(count: Float[Array, ""] | float) -> Float[Array, ""]:
     """Returns about the expected largest of so many standard normal numbers (Blom, 1958); 0 of one."""
     return jax.scipy.special.ndtri((count - 0.375) / (count + 0.25))
 

@@ -77,3 +77,13 @@ def test_rows_with_more_tokens_left_count_more():
     over = state._replace(done=jnp.array([True, False]))
     choice = adaptive.choose(adaptive.start(), over, tree, prices({2: 1.0}), 1)
     assert float(choice.worth) == pytest.approx(1)
+
+
+def test_a_row_far_behind_decides_alone():
+    tree = DraftTree(jnp.zeros((2, 2), jnp.int32), jnp.array([[-1, 0]] * 2), jnp.log(jnp.array([[1.0, 0.5]] * 2)))
+
+    def lag(*budgets):
+        state = start(2, max_new_tokens=list(budgets))
+        return float(adaptive.choose(adaptive.start(), state, tree, prices({2: 1.0}), 1).lag)
+
+    assert lag(101, 101) > 0.02 and lag(101, 31) == pytest.approx(0, abs=1e-4)
