@@ -137,7 +137,7 @@ def test_a_dynamic_tree_stops_when_no_further_level_can_enter_it(rows, passes):
     for last in (1, 3, 4):
         seen = []
 
-        def pays(scores, frontier, drafted, last=last, seen=seen):
+        def pays(scores, depths, frontier, drafted, last=last, seen=seen):
             seen.append((int(drafted), np.isfinite(scores).sum(), frontier))
             return drafted < last
 
