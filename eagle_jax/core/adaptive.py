@@ -206,7 +206,7 @@ def chances(
 ) -> Float[Array, "B *n"]:
     """Returns the chances of nodes to be accepted: those of their scores, with the odds that earlier tokens had.
 
-    The tokens of a path count as equally likely: a score is the sum over its path, and candidates do not keep its parts.
+    The tokens of a path count as equally likely: a score is the sum over its path, whose parts are not kept.
     """
     levels = jnp.maximum(depths, 1)
     likely = jnp.minimum(jnp.exp(scores / levels), SURE)
