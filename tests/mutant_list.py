@@ -80,6 +80,8 @@ MUTANTS = (
            f"{CHANCES} -k count_more"),
     Mutant("all nodes are evidence alike", "core/adaptive.py", "depths * values * (1 -", "values * (1 -",
            f"{CHANCES} -k accepted"),
+    Mutant("a batch is the evidence of one row", "core/adaptive.py", "running = jnp.sum(~state.done)", "running = 1",
+           f"{CHANCES} -k running_row"),
     Mutant("deep nodes are as unsure as one token", "core/adaptive.py", "levels = jnp.maximum(depths, 1)", "levels = 1",
            "tests/runtime/test_chances.py -k times_a_factor"),
     Mutant("candidates are all of the first level", "drafters/tree_growth.py", "np.arange(1, tree.depth + 1),",

@@ -242,9 +242,10 @@ def judge(
     spare = jnp.maximum(payoff.saved, 0) / 2
     fails = nothing | (balance < -slack - spare)
     balance = jnp.where(fails, jnp.minimum(balance + spare, jnp.maximum(balance, 0)), balance)
-    evidence = fade * payoff.evidence + choice.spread
-    # A step of Newton's method; at most 1, so that one cycle of a large batch does not decide.
-    shift = payoff.shift + jnp.clip((kept - choice.hoped) / (evidence + CAUTION), -1, 1)
+    running = jnp.sum(~state.done)
+    evidence = fade * payoff.evidence + running * choice.spread
+    # A step of Newton's method on what all rows have shown; at most 1, so that no cycle decides alone.
+    shift = payoff.shift + jnp.clip(running * (kept - choice.hoped) / (evidence + CAUTION), -1, 1)
     longer = jnp.minimum(payoff.pause * GROWTH, LONGEST)
     pause = jnp.where(fails, longer, jnp.where(balance == SLACK, BURST, payoff.pause))
     return Payoff(

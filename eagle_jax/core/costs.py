@@ -167,7 +167,8 @@ class Payoff(NamedTuple):
         ones weigh more.
       shift: by how much the logarithm of a drafted token's odds of acceptance exceeds that of its probability; at
         temperature 0 it counts from `adaptive.GREEDY_SHIFT`.
-      evidence: for it, by how much the expected drafts would have grown per unit of it; recent cycles weigh more.
+      evidence: for it, by how much the expected drafts of all rows would have grown per unit of it; recent cycles
+        weigh more.
       saved: plain steps that all cycles have saved, those of earlier calls too; within +-`adaptive.CREDIT`.
       wait: plain steps before the next drafted cycle. pause: those after the next failure, at least.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -49,6 +50,16 @@ def test_the_factor_follows_what_is_accepted(emitted, shift):
     evidence = 3.2 * (1 - 1 / adaptive.MEMORY) + 0.5
     assert float(after.evidence) == pytest.approx(evidence)
     assert float(after.shift) == pytest.approx(0.1 + shift / (evidence + adaptive.CAUTION))
+
+
+def test_every_running_row_is_evidence():
+    """Three of four rows run, and accept both drafts, where 0.75 are expected: all three count, not their mean."""
+    state = start(4)._replace(done=jnp.array([False, True, False, False]))
+    tree = jax.tree.map(lambda column: jnp.repeat(column, 4, axis=0), chain(0.5, 0.25))
+    choice = adaptive.choose(adaptive.start(), state, tree, prices({3: 1.4}), 2)
+    after = adaptive.judge(adaptive.start(), state, cycle_result([3, 1, 3, 3]), choice)
+    assert float(after.evidence) == pytest.approx(3 * 0.5)
+    assert float(after.shift) == pytest.approx(3 * 1.25 / (3 * 0.5 + adaptive.CAUTION))
 
 
 def test_chances_are_learned():
