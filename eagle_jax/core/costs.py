@@ -102,7 +102,12 @@ class CycleCost:
             object.__setattr__(self, "longer", later)
         if not isinstance(later, CycleCost):
             raise ValueError(f"CycleCost.longer must be a CycleCost or None, got {later!r}. {MEASURED}")
-        if self.slots is None or later.slots is None or self.slots >= later.slots:
+        if self.slots is None or later.slots is None:
+            raise ValueError(
+                f"CycleCost.slots and CycleCost.longer.slots must both be given, got {self.slots} and {later.slots}. "
+                "Give the slots of the cache at which the costs were measured."
+            )
+        if self.slots >= later.slots:
             raise ValueError(f"CycleCost.longer must have more slots, got {self.slots}, then {later.slots}. {MEASURED}")
         if later.rows != self.rows:
             raise ValueError(f"CycleCost.longer must have the rows {self.rows}, got {later.rows}. {MEASURED}")

@@ -65,9 +65,12 @@ def test_costs_of_another_kind_are_an_error(name, value, axes, message):
     ("changes", "message"),
     [
         ({"slots": 0.0}, "slots must be at least 1 and finite, got 0"),
-        ({"slots": None}, r"longer must have more slots, got None, then 1024\.0"),
+        ({"slots": None}, r"slots and CycleCost.longer.slots must both be given, got None and 1024\.0"),
         ({"slots": 1024.0}, r"longer must have more slots, got 1024\.0, then 1024\.0"),
-        ({"longer": dataclasses.replace(LONG, slots=None)}, r"longer must have more slots, got 512\.0, then None"),
+        (
+            {"longer": dataclasses.replace(LONG, slots=None)},
+            r"slots and CycleCost.longer.slots must both be given, got 512\.0 and None",
+        ),
         ({"rows": (1, 4)}, r"longer must have the rows \(1, 4\), got \(1, 5\)"),
         ({"longer": {"rows": [1, 5]}}, "longer must have the fields of a CycleCost, got {'rows': "),
     ],
