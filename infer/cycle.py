@@ -13,13 +13,15 @@ The parts are:
 - above temperature 0 a walk down accepted tokens, and a draw;
 - cycles of smaller trees, without drafting (`--rows`);
 - a plain step followed by drafting and update, from which the cost of a level follows;
-- a cycle with the fewest drafted levels, of which no node is verified: what a draft costs beside its levels follows.
+- a cycle with the fewest drafted levels, of which no node is verified: what a draft costs beside its levels follows;
+- a product that reads as many bytes as a step or a cycle must: weights and committed cache, the head once per level.
 
 Every part runs alone in one compiled loop, with few and with many turns: the difference has no host time and no copy at
 the start. The parts take turns, and the lower quartile of their times counts. They are compiled apart and need not add
-up. The program prints a table and, last, one JSON object, of which `break_even_tau` is the cost of a whole cycle, and
-`cycle_cost` the costs of the parts: `core.CycleCost(**cycle_cost)`. `generate` takes either as its `cycle_cost`. Of
-several lengths of the context, `cycle_cost` has all, and `generate` interpolates; the rest is of the last one.
+up. The program prints a table and, last, one JSON object, also to a file (`--out`). Of it `break_even_tau` is the cost
+of a whole cycle, and `cycle_cost` the costs of the parts: `core.CycleCost(**cycle_cost)`. `generate` takes either as
+its `cycle_cost`. Of several lengths of the context, `cycle_cost` has all, and `generate` interpolates; the rest is of
+the last one.
 """
 
 from __future__ import annotations
@@ -27,12 +29,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 import eagle_jax
+from eagle_jax.checkpoints import write_whole
 from eagle_jax.config import EAGLE1_PARENTS
 from eagle_jax.core.cache import commit, slots_read
 from eagle_jax.core.loop import step
@@ -44,8 +48,9 @@ from eagle_jax.models.presets import model
 from eagle_jax.runtime.compilation import machine, use_compilation_cache
 from eagle_jax.runtime.generation import prefill_program, request_of
 from infer.common.labels import Label
+from infer.common.memory import least_bytes, reading
 from infer.common.methods import Loader, Places, check_methods, load_pair, method_of
-from infer.common.programs import at_least_one, listed, run
+from infer.common.programs import at_least_one, can_write, listed, run
 from infer.common.timing import FEW, Part, time_turns
 from infer.tuning.costs import (
     RUNGS,
@@ -61,6 +66,8 @@ from infer.tuning.trials import Prompt, Setting, show_progress
 
 DRAFTING = "plain step, draft and head update"
 EMPTY = "cycle that drafts least and verifies none"
+READING = "reading"
+READ_ONCE = ", all it must read, once"
 """Names of parts."""
 HEADS = ("hass", "eagle1", "eagle2", "eagle3")
 """Methods whose cycles have these parts."""
@@ -81,6 +88,7 @@ class Args(Places):
     rows: str = ",".join(map(str, RUNGS))
     turns: int = 16  # cycles per measurement
     repeats: int = 9  # measurements, of which the lower quartile counts
+    out: Path | None = None  # file for the last line, too
 
 
 def main(args: Args) -> dict[str, Any]:
@@ -88,6 +96,8 @@ def main(args: Args) -> dict[str, Any]:
     at_least_one(args, "batch", "turns", "repeats")
     sizes, contexts = listed(args, "rows", int, 2), sorted(listed(args, "context", int, 1))
     make_sampling(args.temperature)  # raises before weights are read
+    if args.out is not None:
+        can_write(args.out, folder=False)
     use_compilation_cache()
     head: eagle_jax.BoundDrafter | None
     if args.model is not None:
@@ -123,7 +133,10 @@ def main(args: Args) -> dict[str, Any]:
     for cost in reversed(costs.values()):
         longer = cost | ({"longer": longer} if longer else {})
     report |= {"cycle_cost": longer, "machine": machine(), "settings": dataclasses.asdict(args)}
-    print(json.dumps(report))
+    last = json.dumps(report, default=str)
+    if args.out is not None:
+        write_whole(args.out, last + "\n")
+    print(last)
     return report
 
 
@@ -141,15 +154,25 @@ def measure(
     calls |= walks_of(target, prompts, setting) if args.temperature else {}
     calls[DRAFTING] = drafting_of(target, head, prompts, setting, (0.0,))
     calls[EMPTY] = empty_cycles_of(target, head, prompts, setting, (0.0,))
+    request, (state,) = blank_states(target, prompts, setting, head, (0.0,))
+
+    def least(drafter: eagle_jax.BoundDrafter | None, levels: float | None = None) -> float:
+        cache = state.cache.keys, state.cache.values
+        return least_bytes(target.config, request.params, cache, drafter, args.batch, context, levels)
+
+    part, read = reading(least(None))
+    calls[READING] = part.program()
     found = {}
     for number, (name, call) in enumerate(calls.items(), 1):
         show_progress(f"compiling {number} of {len(calls)}, {name}")
         found[name] = call(FEW)
     show_progress(f"measuring, {args.repeats} repetitions")
     seconds = time_turns(calls, args.turns, "plain step", args.repeats)
+    levels = float(found[DRAFTING].levels) / FEW
+    per_byte = seconds.pop(READING) / read
+    seconds |= {f"plain step{READ_ONCE}": per_byte * least(None), f"cycle{READ_ONCE}": per_byte * least(head, levels)}
     times = {name: round(1000 * value, 4) for name, value in seconds.items()}
-    _, (state,) = blank_states(target, prompts, setting, head, (0.0,))
-    return times, float(found[DRAFTING].levels) / FEW, float(slots_read(state.cache))
+    return times, levels, float(slots_read(state.cache))
 
 
 def cost_of(times: dict[str, float], levels: float, least: int, sizes: Sequence[int]) -> dict[str, Any]:

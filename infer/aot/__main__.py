@@ -40,8 +40,9 @@ from eagle_jax.models.quantised import Scheme
 from eagle_jax.parallel import make_mesh, row_groups
 from eagle_jax.training import PEAK, Objective
 from infer.aot.costs import Program
-from infer.aot.programs import Workload, generation, local_bytes, training
+from infer.aot.programs import Workload, generation, training
 from infer.common.labels import PLAIN
+from infer.common.memory import local_bytes
 from infer.common.programs import at_least_one, run
 
 

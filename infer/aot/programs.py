@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -17,7 +16,6 @@ from jax.sharding import PartitionSpec as P
 from eagle_jax import BoundDrafter, DraftHead, Medusa, SmallModel, Target, TreeConfig, lookahead, prompt_lookup
 from eagle_jax.config import EAGLE1_PARENTS, ConfigError, DecoderConfig, HeadConfig, MedusaConfig
 from eagle_jax.core import CycleCost, Engine, Params, Sampling, adaptive, prefill, step
-from eagle_jax.devices import bits_of
 from eagle_jax.drafters import vanilla_drafter
 from eagle_jax.models import eagle3_head, init_head_params, init_medusa_params, init_params
 from eagle_jax.models.quantised import Scheme, quantise_params
@@ -30,6 +28,7 @@ from eagle_jax.runtime.target import on_mesh
 from eagle_jax.shapes import medusa_parents
 from eagle_jax.training import Frozen, HeadTrainState, Objective, head_optimiser, head_train_step, product_flops
 from infer.common.labels import PLAIN, Label
+from infer.common.memory import least_bytes
 from infer.tuning.costs import blank, ladder
 
 DTYPE = "bfloat16"
@@ -134,33 +133,6 @@ def generation(
         by_rows=by_rows,
         levels=engine.drafter.depth,
     )
-
-
-def least_bytes(
-    config: DecoderConfig, params: Params, cache: Any, drafter: BoundDrafter, batch: int, context: int
-) -> float:
-    """Returns the bytes that a cycle must read on one device.
-
-    These are the target's weights and the committed part of its cache once, and the drafter's weights once per level of
-    the tree. Of an embedding only rows are read, of experts at most as many as the pass has choices. A program may read
-    less: the compiler keeps a matrix in VMEM over the levels if it has room.
-    """
-    target = params["target"]
-    read = {name: part for name, part in target.items() if name != "embed_tokens" or config.tie_word_embeddings}
-    weights = local_bytes(read)
-    if config.experts is not None:
-        experts = local_bytes(
-            [layer["mlp"]["experts"] for layer in target.values() if "experts" in layer.get("mlp", {})]
-        )
-        choices = batch * (drafter.drafter.num_nodes + 1) * config.experts.top_k
-        weights -= experts * (1 - min(1.0, choices / config.experts.num_experts))
-    keys, values = cache
-    slots = [layer.shape[2] for layer in values]
-    shares = [min(context, most) / most for most in slots]
-    committed = math.fsum(share * local_bytes(layer) for share, *layer in zip(shares, keys, values, strict=True))
-    passes = drafter.tree.depth if isinstance(drafter, DraftHead | SmallModel) else 1
-    fused = local_bytes(drafter.params.get("head", {}).get("fc", {}))  # read for committed tokens only
-    return weights + committed + passes * (local_bytes(drafter.params) - fused) + fused
 
 
 def make_drafter(
@@ -281,9 +253,3 @@ def _abstract(tree: Any, mesh: Mesh, spec: P | None = None, dtype: str | None = 
         return jax.ShapeDtypeStruct(leaf.shape, kind, sharding=sharding)
 
     return jax.tree.map(abstract, tree, shardings)
-
-
-def local_bytes(arrays: Any) -> float:
-    """Returns the bytes that abstract arrays take on one device, by their shardings."""
-    leaves = jax.tree.leaves(arrays)
-    return float(sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * bits_of(leaf.dtype) / 8 for leaf in leaves))

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import pytest
 
+from eagle_jax import TreeConfig
 from eagle_jax.core import make_sampling
 from eagle_jax.models import presets
 from eagle_jax.parallel import make_mesh
 from infer.aot import __main__ as aot
 from infer.aot import programs
 from infer.aot.costs import Program
+from infer.common import memory
+from infer.common.memory import least_bytes, local_bytes
+from tests.models import tiny_head, tiny_target
 
 TEXT = (Path(__file__).parent / "toy.hlo").read_text(encoding="utf-8")  # by hand, after dumps of a v5e:2x2
 
@@ -77,11 +83,32 @@ def test_the_floor_of_a_cycle():
     read = 2 * (2 * layer + hidden + vocab * hidden)
     read += 2 * 2 * groups * size * 2 * (64 + 100)
     drafter = work.resident["weights"]["drafter"]
-    once, fused = programs.local_bytes(drafter), programs.local_bytes(drafter["head"]["fc"])
+    once, fused = local_bytes(drafter), local_bytes(drafter["head"]["fc"])
     assert work.floors[max(work.floors)] == pytest.approx(read + 3 * (once - fused) + fused, rel=1e-6)
     assert list(work.by_rows) == [1, 4, 6] and work.levels == 3
     growth = (work.by_rows[6] - work.by_rows[4]) / (work.by_rows[4] - work.by_rows[1])
     assert growth == pytest.approx(2 / 3, rel=0.01) and work.by_rows[6] > 5 * work.by_rows[1]
+
+
+@pytest.mark.parametrize("kind", ["eagle1", "eagle3"])
+def test_the_floor_of_a_head(kind):
+    """EAGLE-1 reads the target's lm_head in every level; EAGLE-3 reads its own, and fuses features once."""
+    target, head = tiny_target(), tiny_head(kind, TreeConfig(3, 2, 5))
+    keys = [jnp.zeros((2, 2, 8, 16))] * 2
+    read = functools.partial(least_bytes, target.config, {"target": target.params}, (keys, keys))
+    plain = read(None, 2, 4)
+    assert plain == local_bytes(target.params) - local_bytes(target.params["embed_tokens"]) + 4 * 2 * 2 * 2 * 2 * 4 * 16
+    level = local_bytes(head.params["head"]) + local_bytes(head.params["d2t"] if kind == "eagle3" else {})
+    once = local_bytes(head.params["head"]["fc"]) if kind == "eagle3" else 0.0
+    level += local_bytes(target.params["lm_head"]) if kind == "eagle1" else -once
+    assert read(head, 2, 4) == plain + once + 3 * level and read(head, 2, 4, 1.5) == plain + once + 1.5 * level
+
+
+@pytest.mark.parametrize(("asked", "read"), [(40000.0, 32768), (1.0, 16384), (5e9, 999997440)])
+def test_a_part_reads_so_many_bytes(asked, read, monkeypatch):
+    monkeypatch.setattr(memory.jnp, "ones", lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32))
+    part, count = memory.reading(asked)
+    assert count == 4 * part.params["weight"].size == read
 
 
 def test_what_the_parts_of_a_cycle_cost():

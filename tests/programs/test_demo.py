@@ -14,6 +14,7 @@ from jax.extend.core import Var
 import eagle_jax
 from eagle_jax.core import CycleCost
 from infer import cycle, demo
+from infer.common.memory import reading
 from infer.common.programs import arguments
 from tests.programs.conftest import ByteTokenizer
 
@@ -33,12 +34,14 @@ def test_the_demo_ends_with_one_json_object(pair, capsys, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_parts_of_a_cycle(pair, capsys):
-    cycle.main(cycle.Args(method="hass@chain1", context="8", turns=8, repeats=3, temperature=1.0))
+def test_the_parts_of_a_cycle(pair, capsys, tmp_path):
+    out = tmp_path / "new" / "cost.json"
+    cycle.main(cycle.Args(method="hass@chain1", context="8", turns=8, repeats=3, temperature=1.0, out=out))
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert json.loads(out.read_text(encoding="utf-8")) == result
     draws = {"walk of 3 tokens", "draw"}
     parts = {"plain step", "cycle", "draft", "target pass", "head update", "commit", "cycle of 2 rows"}
-    parts |= {cycle.DRAFTING, cycle.EMPTY}
+    parts |= {cycle.DRAFTING, cycle.EMPTY, f"plain step{cycle.READ_ONCE}", f"cycle{cycle.READ_ONCE}"}
     assert set(result["ms"]) == draws | parts
     assert all(value >= 0 for value in result["ms"].values()) and result["ms"]["cycle"] > 0  # a commit may be too short
     assert result["break_even_tau"] == pytest.approx(result["ms"]["cycle"] / result["ms"]["plain step"], abs=2e-3)
@@ -50,7 +53,7 @@ def test_random_weights_of_a_published_size(pair, capsys, monkeypatch):
     monkeypatch.setattr(cycle, "model", lambda name: pair.config)
     milliseconds = {"plain step": 2.0, "cycle": 5.0, "cycle of 4 rows": 2.5, "cycle of 6 rows": 3.0, "draft": 0.5,
                     "target pass": 2.4, "head update": 0.3, "commit": 0.1,
-                    cycle.DRAFTING: 2.0 + 0.6, cycle.EMPTY: 2.0 + 1.0}  # fmt: skip
+                    cycle.DRAFTING: 2.0 + 0.6, cycle.EMPTY: 2.0 + 1.0, cycle.READING: 1.0}  # fmt: skip
     monkeypatch.setattr(cycle, "time_turns", lambda calls, *_: {name: milliseconds[name] / 1000 for name in calls})
     monkeypatch.setattr(cycle, "drafting_of", lambda *_: lambda turns: SimpleNamespace(levels=jnp.int32(turns)))  # of 2
     given = cycle.Args(model="tiny", method="eagle3@2x2x5", context="8,9,64", turns=1, repeats=1, dtype="bfloat16")
@@ -74,6 +77,7 @@ def test_random_weights_of_a_published_size(pair, capsys, monkeypatch):
         ({"method": "pld"}, "--method must be an EAGLE head, got pld"),
         ({"model": "llama-3.1-8b", "method": "hass"}, r"--model must come with --method eagle3 .*, got hass\. Give"),
         ({"turns": 0}, "--turns must be at least 1, got 0"),
+        ({"out": Path(__file__).parent}, r"--out must be a file, got .*programs\. Choose another path"),
     ],
 )
 def test_a_bad_option_of_infer_cycle_is_an_error(options, message, pair):
@@ -115,6 +119,7 @@ def dependence(jaxpr, inputs):
 def test_every_turn_repeats_its_matrix_products(pair, head):
     """Every matrix product depends on the turn before, so that the compiler moves none out of the loop."""
     made = cycle.parts(pair, eagle_jax.load_demo(head)[1], [4, 8], 8, cycle.Args(turns=2))
+    made[cycle.READING], _ = reading(1e5)
     for name, part in made.items():
         jaxpr = jax.make_jaxpr(part.body)(part.params, part.carry).jaxpr
         weights, carried = len(jax.tree.leaves(part.params)), len(jax.tree.leaves(part.carry))
