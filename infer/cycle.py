@@ -21,7 +21,7 @@ the start. The parts take turns, and the lower quartile of their times counts. T
 up. The program prints a table and, last, one JSON object, also to a file (`--out`). Of it `break_even_tau` is the cost
 of a whole cycle, and `cycle_cost` the costs of the parts: `core.CycleCost(**cycle_cost)`. `generate` takes either as
 its `cycle_cost`. Of several lengths of the context, `cycle_cost` has all, and `generate` interpolates; the rest is of
-the last one.
+the longest.
 """
 
 from __future__ import annotations
@@ -125,7 +125,8 @@ def main(args: Args) -> dict[str, Any]:
         print("| part | ms | of a plain step |\n|---|---:|---:|")
         for name, value in times.items():
             print(f"| {name} | {value:.3f} | {value / times['plain step']:.2f} |")
-        print(f"\n{levels:g} of {head.tree.depth} levels were drafted: in the others no node could enter the tree.")
+        left = ": in the others no node could enter the tree" if levels < head.tree.depth else ""
+        print(f"\n{levels:g} of {head.tree.depth} levels were drafted{left}.")
         print(f"A cycle pays from a tau of {even:.2f}.\n")
         report = {"ms": times, "break_even_tau": round(even, 3)}
     print(f"Machine: {machine()}")
