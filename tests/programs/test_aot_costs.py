@@ -102,6 +102,9 @@ def test_the_floor_of_a_head(kind):
     once = local_bytes(head.params["head"]["fc"]) if kind == "eagle3" else 0.0
     level += local_bytes(target.params["lm_head"]) if kind == "eagle1" else -once
     assert read(head, 2, 4) == plain + once + 3 * level and read(head, 2, 4, 1.5) == plain + once + 1.5 * level
+    embeds = {"embed_tokens": {"embedding": jnp.zeros((12, 16))}}  # of these only rows are read
+    own = dataclasses.replace(head, params=head.params | {"head": head.params["head"] | embeds})
+    assert read(own, 2, 4) == plain + once + 3 * level
 
 
 @pytest.mark.parametrize(("asked", "read"), [(40000.0, 32768), (1.0, 16384), (5e9, 999997440)])

@@ -58,7 +58,9 @@ def test_random_weights_of_a_published_size(pair, capsys, monkeypatch):
     monkeypatch.setattr(cycle, "drafting_of", lambda *_: lambda turns: SimpleNamespace(levels=jnp.int32(turns)))  # of 2
     given = cycle.Args(model="tiny", method="eagle3@2x2x5", context="8,9,64", turns=1, repeats=1, dtype="bfloat16")
     cycle.main(given)
-    cost = json.loads(capsys.readouterr().out.splitlines()[-1])["cycle_cost"]
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report["ms"][f"cycle{cycle.READ_ONCE}"] > report["ms"][f"plain step{cycle.READ_ONCE}"] > 0
+    cost = report["cycle_cost"]
     own = {"rows": [1, 4, 6], "passes": [1.0, 1.25, 1.5], "level": 0.3, "token": 0.0, "draft": 0.2}
     slots = cost["slots"], cost["longer"]["slots"]
     assert cost == own | {"slots": slots[0], "longer": own | {"slots": slots[1]}}
